@@ -4,6 +4,8 @@
  */
 #include "cli.h"
 
+#include <unistd.h>
+
 /* Few scenes and a text model that stays random. */
 #define QUICK                                                                                      \
     "--device", "cpu", "--image-size", "32", "--threads", "1", "--text-steps", "0", "--scenes",    \
@@ -41,6 +43,7 @@ TEST("flags", flags_of_the_language_model) {
     static const char *const cases[][3] = {
         {"--text-weights", "w", "--text-weights: needs --text-model"},
         {"--write-text-weights", "w", "--write-text-weights: needs --text-model"},
+        {"--cache-frozen-file", "s", "--cache-frozen-file: needs --text-model"},
         {"--frozen", "load", "--frozen load: needs --text-model"},
         {"--text-type", "bf16", "--text-type bf16: needs --text-model"},
         {"--text-type", "fp8", "accepted: float32 or bf16"},
@@ -53,6 +56,10 @@ TEST("flags", flags_of_the_language_model) {
     }
     EXPECT(2, "--cache-frozen");
     ck_contains(cli_err, "--cache-frozen: needs --text-model");
+    EXPECT(2, "--text-model", "tiny", "--cache-frozen-file", "s");
+    ck_contains(cli_err, "--cache-frozen-file: needs --text-weights");
+    EXPECT(2, "--text-model", "tiny", "--text-weights", "w", "--cache-frozen-file", "w");
+    ck_contains(cli_err, "another file than that of --text-weights");
     EXPECT(2, "--text-model", "tiny", "--text-steps", "1");
     ck_contains(cli_err, "--text-steps: not together with --text-model");
     EXPECT(2, "--text-model", "tiny", "--breakdown");
@@ -184,6 +191,126 @@ TEST("runs", an_epoch_that_comes_again_reads_nothing) {
     ck_contains(cli_out, "0 passes in float32, of 0 prompts");
 }
 
+/* ---- --cache-frozen-file ------------------------------------------------------------------------- */
+
+#define WITH_STATES                                                                                \
+    QUICK, "--text-model", "tiny", "--text-weights", cli_path("weights"), "--text-type", "bf16",   \
+        "--micro-batch", "4", "--cache-frozen-file", cli_path("states")
+
+/* Weights, and the file of a run with them. */
+static void write_states(void) {
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", cli_path("weights"));
+    EXPECT(0, WITH_STATES, "--trace", cli_trace);
+    ck_contains(cli_out, "1 pass in bf16, of 16 prompts");
+}
+
+/* The file was left out for a reason, and is a good one again. */
+static void states_are_left_out(const char *reason) {
+    EXPECT(0, WITH_STATES, "--trace", cli_replayed);
+    ck_says(cli_err, "states' is left out: ", reason);
+    ck_contains(cli_out, "1 pass in bf16, of 16 prompts");
+    EXPECT(0, WITH_STATES, "--trace", cli_trace);
+    ck_assert_ptr_null(strstr(cli_err, "is left out"));
+    ck_assert_ptr_null(strstr(cli_out, "1 pass"));
+    cli_same_state();
+}
+
+/* Not even the prompts that centre its words: no pass of its blocks. Prompts that are new are added. */
+TEST("states", a_second_run_reads_nothing) {
+    write_states();
+    EXPECT(0, WITH_STATES, "--trace", cli_replayed);
+    ck_contains(cli_out, "language model: 0 passes in bf16, of 0 prompts, 0.0 s; 0 B read");
+    ck_assert_ptr_null(strstr(cli_out, "1 pass"));
+    cli_same_state();
+    EXPECT(0, WITH_STATES, "--frozen", "load", "--trace", cli_replayed);
+    ck_assert_ptr_null(strstr(cli_out, "1 pass"));
+    cli_same_state();
+    EXPECT(0, WITH_STATES, "--epochs", "2", "--trace", cli_trace);
+    ck_contains(cli_out, "passes in bf16, of ");
+    EXPECT(0, WITH_STATES, "--epochs", "2", "--trace", cli_replayed);
+    ck_assert_ptr_null(strstr(strstr(cli_out, "0 passes in bf16"), "1 pass"));
+    cli_same_state();
+}
+
+/* It goes on with what was kept. Validation of the first part would have read prompts of the second, in other passes. */
+TEST("states", a_run_that_goes_on_has_them) {
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", cli_path("weights"));
+    EXPECT(0, WITH_STATES, "--no-validation", "--trace", cli_trace);
+    cli_shell("rm '%s'", cli_path("states"));
+    EXPECT(0, WITH_STATES, "--no-validation", "--steps", "1", "--save", cli_path("state"));
+    EXPECT(0, WITH_STATES, "--no-validation", "--resume", cli_path("state"), "--trace",
+           cli_replayed);
+    ck_assert_ptr_null(strstr(cli_out, "1 pass in bf16, of 16 prompts"));
+    cli_same_state();
+}
+
+TEST("states", of_something_else_are_left_out) {
+    write_states();
+    EXPECT(0, WITH_STATES, "--text-type", "float32");
+    ck_says(cli_err, "is left out: its read_in is 'bf16', and this run's is 'float32'");
+    states_are_left_out("its read_in is 'float32'");
+    cli_shell("printf abcd | dd of='%s' bs=1 seek=300000 conv=notrunc 2>/dev/null",
+              cli_path("weights"));
+    states_are_left_out("its states_of is 'content ");
+}
+
+/* Damaged in its head, in its numbers and at its end; of other shapes and types, which are as long. */
+TEST("states", that_are_damaged_are_left_out) {
+    static const char *const damages[][2] = {
+        {"truncate -s -9 '%s'", "states'"},
+        {"truncate -s 0 '%s'", "states'"},
+        {"printf abcd | dd of='%s' bs=1 seek=9000 conv=notrunc 2>/dev/null", "it is damaged"},
+        {"sed -i s/,16,64/,64,16/ '%s'", "its 'states' has another type or shape"},
+        {"sed -i 's/\"I64\"/\"U64\"/' '%s'", "its 'prompts' has another type or shape"},
+        {"sed -i s/scale/scalf/ '%s'", "scale"},
+    };
+    write_states();
+    for (int i = 0; i < LENGTH(damages); i++) {
+        char line[256];
+        snprintf(line, sizeof line, damages[i][0], cli_path("states"));
+        cli_shell("%s", line);
+        states_are_left_out(damages[i][1]);
+    }
+}
+
+/* Before anything is trained. What is not ours stays as it is. */
+TEST("states", wrong_files_are_refused) {
+    write_states();
+    EXPECT(2, WITH_STATES, "--cache-frozen-file", "/nonexistent/s");
+    cli_one_line("prsmed: --cache-frozen-file: cannot write '/nonexistent/s': No such file");
+    EXPECT(2, WITH_STATES, "--cache-frozen-file", cli_root);
+    ck_contains(cli_err, "is not a regular file");
+    cli_shell("cp '%s' '%s'", cli_path("weights"), cli_path("other"));
+    EXPECT(2, WITH_STATES, "--cache-frozen-file", cli_path("other"));
+    cli_one_line("prsmed: --cache-frozen-file: '");
+    ck_contains(cli_err, "is a file of other tensors");
+    cli_shell("cmp '%s' '%s'", cli_path("weights"), cli_path("other"));
+}
+
+/* A folder has the name that it is written under: the run goes on, and the next one writes it. */
+TEST("states", that_cannot_be_written_end_no_run) {
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", cli_path("weights"));
+    cli_shell("mkdir '%s.memtrain-tmp'", cli_path("states"));
+    EXPECT(0, WITH_STATES);
+    ck_says(cli_err, "--cache-frozen-file: what is kept is not written: ", "is a folder");
+    ck_contains(cli_out, "\nvalidation Dice ");
+    cli_shell("rmdir '%s.memtrain-tmp'", cli_path("states"));
+    EXPECT(0, WITH_STATES);
+    ck_assert_int_eq(access(cli_path("states"), R_OK), 0);
+}
+
+/* A file of one name, which the first writes and all read. */
+TEST("states", of_several_processes) {
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", cli_path("weights"));
+    EXPECT(0, WITH_STATES, "--processes", "2");
+    ck_assert_ptr_null(strstr(cli_err, "is not written"));
+    cli_shell("test -f '%s' && ! ls '%s' | grep 'states.'", cli_path("states"), cli_root);
+    EXPECT(0, WITH_STATES, "--processes", "2");
+    ck_assert_ptr_null(strstr(cli_out, "1 pass"));
+}
+
+/* ---- more runs ----------------------------------------------------------------------------------- */
+
 /* A run goes on with the weights that it began with, wherever their file lies, and with no others. */
 TEST("runs", a_checkpoint_knows_the_weights) {
     const char *weights = cli_path("weights"), *moved = cli_path("moved"),
@@ -243,5 +370,6 @@ int main(void) {
     cli_program = "prsmed";
     cli_case_named("flags");
     cli_case_named("runs");
+    cli_case_named("states");
     return suite_run_named("ex_prsmed");
 }

@@ -7,6 +7,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* FNV-1a (Fowler, Noll, Vo) of bytes behind others; EX_HASH_INIT where there are none. */
 #define EX_HASH_INIT UINT64_C(0xcbf29ce484222325)
 uint64_t ex_hash(uint64_t hash, const void *data, size_t bytes);
@@ -17,4 +21,7 @@ uint64_t ex_hash(uint64_t hash, const void *data, size_t bytes);
  */
 void ex_content_mark(const char *path, char *text, size_t capacity);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -1,7 +1,7 @@
 /* prsmed_lm.cpp - the network of mistral.hpp for C programs; see prsmed_lm.h. */
 #include "mistral.hpp"
 #include "prsmed_lm.h"
-#include "prsmed_words.hpp"
+#include "prsmed_states.hpp"
 
 #include <chrono>
 #include <cstring>
@@ -25,6 +25,8 @@ struct prsmed_lm {
     torch::Tensor mean, scale; /* [width] */
     /* By the bytes of its tokens: states [words, width] and which words there are. */
     std::map<std::string, Words> kept;
+    StatesFile file{};     /* path "": none */
+    bool has_more = false; /* than the file */
     uint64_t passes = 0, prompts = 0, disk_bytes = 0;
     double seconds = 0;
 
@@ -152,12 +154,31 @@ void keep(prsmed_lm &lm, const int64_t *tokens, size_t count, size_t length) {
         lm.kept[key] = {words.states[row].clone(), words.exist[row].clone()};
         row++;
     }
+    lm.has_more = true;
 }
 
 void write_out(const Words &words, float *states, float *exist) {
     torch::Tensor flat = words.states.contiguous(), there = words.exist.to(at::kFloat).contiguous();
     std::memcpy(states, flat.const_data_ptr(), flat.nbytes());
     std::memcpy(exist, there.const_data_ptr(), there.nbytes());
+}
+
+/* What is centred by other prompts is something else. */
+mt_status take_states(const prsmed_lm_options &o, prsmed_lm &lm) {
+    const uint64_t prompts =
+        ex_hash(EX_HASH_INIT, o.prompts, o.prompt_count * o.prompt_length * sizeof *o.prompts);
+    lm.file = {o.states,
+               {{{"states_of", o.states_of},
+                 {"read_in", o.half ? "bf16" : "float32"},
+                 {"centred_by", hash_text(prompts)}}},
+               static_cast<int64_t>(o.prompt_length),
+               lm.options.width};
+    States states;
+    mt_status status = read_states(lm.file, states);
+    lm.mean = states.mean;
+    lm.scale = states.scale;
+    for (auto &[tokens, words] : states.prompts) lm.kept.emplace(tokens, words);
+    return status;
 }
 
 mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
@@ -177,8 +198,12 @@ mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
     map.load = o.load;
     if (status == MT_OK && o.weights) status = mt_model_map_weights(lm.model, o.weights, &map);
     if (status != MT_OK || !o.prompt_count || lm.dry) return status;
-    return guard(
-        [&] { return centre(lm, rows_of(o.prompts, o.prompt_count, o.prompt_length)), MT_OK; });
+    return guard([&] {
+        if (o.states) status = take_states(o, lm);
+        if (status == MT_OK && !lm.mean.defined())
+            centre(lm, rows_of(o.prompts, o.prompt_count, o.prompt_length));
+        return status;
+    });
 }
 
 /* ---- random weights -------------------------------------------------------------------------------- */
@@ -237,6 +262,9 @@ mt_status prsmed_lm_new(const prsmed_lm_options *options, prsmed_lm **out) {
     *out = nullptr;
     if (!options || options->size < sizeof *options)
         return mt_set_error(MT_EINVAL, "prsmed_lm_new: use PRSMED_LM_OPTIONS_INIT");
+    if (options->states && (!options->keep || !options->states_of || !options->prompt_count))
+        return mt_set_error(MT_EINVAL,
+                            "prsmed_lm_new: states need keep, states_of and prompts to centre by");
     mt_status status = check("prsmed_lm_new", options->model);
     auto *lm = status == MT_OK ? new (std::nothrow) prsmed_lm() : nullptr;
     if (status == MT_OK && !lm)
@@ -287,6 +315,20 @@ mt_status prsmed_lm_words(prsmed_lm *lm, const int64_t *tokens, size_t count, si
             write_out(lm->kept.at(key_of(tokens + i * length, length)), states + i * row,
                       exist + i * PRSMED_LM_WORDS);
         return MT_OK;
+    });
+}
+
+mt_status prsmed_lm_save_states(prsmed_lm *lm) {
+    if (lm->file.path.empty() || !lm->has_more) return MT_OK;
+    return guard([&] {
+        States states{{}, lm->mean, lm->scale};
+        for (const auto &[tokens, words] : lm->kept)
+            if (tokens.size() == static_cast<size_t>(lm->file.length) * sizeof(int64_t))
+                states.prompts.emplace_back(tokens, words);
+        if (states.prompts.empty()) return MT_OK;
+        mt_status status = write_states(lm->file, std::move(states));
+        lm->has_more = status != MT_OK;
+        return status;
     });
 }
 

@@ -34,10 +34,16 @@ typedef struct prsmed_lm_options {
     size_t prompt_count, prompt_length;
     int half; /* 1: it computes in bfloat16, and needs no casts of such a file; 0: in float32 */
     int dry;  /* 1: it reads nothing, and all states are zeros: to see what the rest takes */
+    /*
+     * A file of what runs before have kept, which this one begins with; it needs keep, prompts and states_of, a mark of the
+     * weights. A file of other weights, another type or other prompts to centre by, or a damaged one, is left out with a line. A
+     * whole file without states is refused. NULL: none.
+     */
+    const char *states, *states_of;
 } prsmed_lm_options;
 
 #define PRSMED_LM_OPTIONS_INIT                                                                     \
-    { sizeof(prsmed_lm_options), PRSMED_LM_TINY, NULL, 0, 0, NULL, 0, 0, 0, 0 }
+    { sizeof(prsmed_lm_options), PRSMED_LM_TINY, NULL, 0, 0, NULL, 0, 0, 0, 0, NULL, NULL }
 
 typedef struct prsmed_lm prsmed_lm;
 
@@ -66,6 +72,12 @@ typedef struct prsmed_lm_figures {
     { sizeof(prsmed_lm_figures), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 MT_NODISCARD mt_status prsmed_lm_figures_of(const prsmed_lm *lm, prsmed_lm_figures *out);
+
+/*
+ * Writes options->states anew, where something is kept that is not in there. A dry one writes nothing.
+ * @return MT_OK, also without such a file; MT_EIO in the system's words, and the file stays as it was; MT_EINVAL; MT_ENOMEM
+ */
+MT_NODISCARD mt_status prsmed_lm_save_states(prsmed_lm *lm);
 
 /* The width of a model's states. 0 for a number that is none. */
 int64_t prsmed_lm_width(int model);

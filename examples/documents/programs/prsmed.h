@@ -17,6 +17,7 @@ typedef struct prsmed {
     int64_t lm_size, frozen, half;       /* --text-model, or 0; --frozen load; --text-type bf16 */
     const char *lm_weights, *lm_written; /* --text-weights, --write-text-weights */
     int cache_frozen, same_scenes;
+    const char *states; /* --cache-frozen-file, or NULL */
     double dropout;
     prsmed_lm *lm;
     prsmed_lm_figures told; /* at the end of the epoch before */
@@ -36,6 +37,9 @@ int64_t *prsmed_prompts(const prsmed *p, size_t *count);
 
 /* --text-model: what it says of a batch's prompts becomes two tensors more of the source. */
 MT_NODISCARD mt_status prsmed_add_words(prsmed *p, ex_source *out);
+
+/* --cache-frozen-file: what is kept, for the next run. A file that cannot be written is told of, and the run goes on. */
+void prsmed_save_states(const prsmed *p, const ex_training *run);
 
 /* --write-text-weights. @return the exit status */
 int prsmed_write_weights(const prsmed *p);

@@ -76,7 +76,8 @@ static const ex_option own_flags[] = {
         .words = lm_sizes, .decides = 1),
     OWN("text-weights", EX_TEXT, lm_weights, "FILE",
         "its weights, a safetensors file or the index of several; without, they are random",
-        .accepts = "a safetensors file", .by_default = "random", .decides = EX_BY_CONTENT),
+        .accepts = "a safetensors file", .by_default = "random", .decides = EX_BY_CONTENT,
+        .file = EX_FILE_READ),
     OWN("frozen", EX_WORD, frozen, "WAY",
         "map: its weights are pages of the file, which no budget counts; load: they are in memory",
         .words = frozen_ways),
@@ -87,6 +88,10 @@ static const ex_option own_flags[] = {
         "keep what it says of a prompt in memory, and read no prompt twice; a pass of other "
         "prompts rounds otherwise, so bits may differ",
         .most = 1, .decides = 1),
+    OWN("cache-frozen-file", EX_TEXT, states, "FILE",
+        "--cache-frozen, and begin with what runs before have kept there, and leave it there for "
+        "the next one, which then reads none of these prompts; a file of other weights is left out",
+        .accepts = "a file to write", .by_default = "none", .file = EX_FILE_REPLACED),
     OWN("write-text-weights", EX_TEXT, lm_written, "FILE",
         "write random weights of --text-model, bfloat16, and end", .accepts = "a file",
         .by_default = "none"),
@@ -167,13 +172,18 @@ static int check(const prsmed *p, const ex_program *program) {
     if (p->weights && p->flags.resume)
         return ex_training_refuse(
             program, "--weights: not together with --resume, whose file has the weights");
-    if (!p->lm_size && (p->lm_weights || p->lm_written || p->cache_frozen || p->frozen || p->half))
+    if (!p->lm_size &&
+        (p->lm_weights || p->lm_written || p->states || p->cache_frozen || p->frozen || p->half))
         return ex_training_refuse(program, "%s: needs --text-model",
                                   p->lm_weights     ? "--text-weights"
                                   : p->lm_written   ? "--write-text-weights"
+                                  : p->states       ? "--cache-frozen-file"
                                   : p->cache_frozen ? "--cache-frozen"
                                   : p->frozen       ? "--frozen load"
                                                     : "--text-type bf16");
+    if (p->states && !p->lm_weights)
+        return ex_training_refuse(
+            program, "--cache-frozen-file: needs --text-weights, whose states the file has");
     if (p->lm_size && p->text_steps)
         return ex_training_refuse(program, "--text-steps: not together with --text-model");
     if (p->lm_size && p->breakdown)
@@ -188,6 +198,7 @@ static int check(const prsmed *p, const ex_program *program) {
 }
 
 static void apply_switches(prsmed *p) {
+    if (p->states) p->cache_frozen = 1;
     if (p->use_amp) p->flags.amp = EX_AMP_AUTO;
     if (p->no_use_amp) p->flags.amp = MT_DTYPE_NONE;
     if (p->checkpointing) p->flags.checkpointing = MT_CHECKPOINTING_ON;

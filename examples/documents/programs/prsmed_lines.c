@@ -49,6 +49,7 @@ mt_status prsmed_memory(void *self, ex_training *run, const mt_epoch_report *rep
     mt_memory m = MT_MEMORY_INIT;
     (void)report;
     tell_language_model(self);
+    prsmed_save_states(self, run);
     mt_status status = mt_device_memory(run->device.name, &m);
     if (status != MT_OK) return status;
     /* The two are read one after the other, so that the first may have grown meanwhile. */

@@ -3,6 +3,9 @@
  */
 #include "prsmed.h"
 
+#include "content.h"
+#include "writable.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +32,7 @@ static mt_status make_words(void *self, size_t count, void *const *buffers) {
 static mt_status open_language_model(prsmed *p) {
     enum { SOME = 16 };
     prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
+    char mark[32] = "";
     size_t count;
     int64_t *prompts = prsmed_prompts(p, &count);
     if (!prompts) return mt_set_error(MT_ENOMEM, "out of memory for the prompts");
@@ -45,6 +49,9 @@ static mt_status open_language_model(prsmed *p) {
     options.keep = p->cache_frozen;
     options.half = (int)p->half;
     options.dry = p->flags.explain && !p->flags.epochs; /* what trains afterwards needs its words */
+    options.states = p->states;
+    if (p->states) ex_content_mark(p->lm_weights, mark, sizeof mark);
+    options.states_of = mark;
     mt_status status = prsmed_lm_new(&options, &p->lm);
     free(prompts);
     return status;
@@ -52,13 +59,21 @@ static mt_status open_language_model(prsmed *p) {
 
 mt_status prsmed_add_words(prsmed *p, ex_source *out) {
     int64_t width = prsmed_lm_width((int)p->lm_size);
-    mt_status status = open_language_model(p);
+    mt_status status = ex_check_writable("--cache-frozen-file", p->states);
+    if (status == MT_OK) status = open_language_model(p);
     if (status != MT_OK) return status;
     out->tensors[out->tensor_count++] = (ex_tensor){MT_FLOAT32, 2, {PRSMED_LM_WORDS, width}};
     out->tensors[out->tensor_count++] = (ex_tensor){MT_FLOAT32, 1, {PRSMED_LM_WORDS}};
     out->make = make_words;
     out->make_self = p;
     return MT_OK;
+}
+
+void prsmed_save_states(const prsmed *p, const ex_training *run) {
+    if (!p->states || p->flags.check || run->processes.group.rank) return;
+    if (prsmed_lm_save_states(p->lm) == MT_OK) return;
+    mt_log(MT_LOG_WARNING, "--cache-frozen-file: what is kept is not written: %s", mt_last_error());
+    (void)!mt_set_error(MT_OK, "%s", "");
 }
 
 int prsmed_write_weights(const prsmed *p) {
