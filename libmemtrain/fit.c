@@ -271,6 +271,18 @@ static mt_status save_last(fit *f) {
     return status;
 }
 
+/* A disk that is full may have room at the next save. The run's end is written by save_last, which fails. */
+static mt_status try_to_save(fit *f) {
+    const mt_fit_options *o = &f->options;
+    mt_status status = save_last(f);
+    if (status != MT_EIO || !(o->save_every || o->save_seconds > 0)) return status;
+    f->is_saved = 0;
+    mt_log(MT_LOG_WARNING, "mt_fit: '%.200s' stays as it was, and the next save tries again: %s",
+           o->last, mt_last_error());
+    mt_set_error(MT_OK, "%s", "");
+    return MT_OK;
+}
+
 /* Exactly what save() writes. */
 static int read_text(char *text, uint64_t place[PLACES]) {
     mt__json json = {text, strlen(text), 0, NULL};
@@ -366,7 +378,7 @@ static mt_status save_if_due(fit *f) {
     if (!is_within(f)) return MT_OK;
     if (o->save_seconds > 0) status = is_late(f, &late);
     int due = late > 0 || (o->save_every && f->run.steps % o->save_every == 0);
-    return status == MT_OK && due ? save_last(f) : status;
+    return status == MT_OK && due ? try_to_save(f) : status;
 }
 
 static mt_status train_batch(fit *f) {
@@ -434,7 +446,7 @@ static mt_status end_epoch(fit *f) {
     judge(f, &report);
     if (f->call.epoch) status = told(f->call.epoch(f->call.user, ask(f), &report), "epoch");
     if (status == MT_OK && f->run.is_best) status = save(f, f->options.best);
-    return status == MT_OK ? save_last(f) : status;
+    return status == MT_OK ? try_to_save(f) : status;
 }
 
 /* What earlier calls have left of an epoch is none of this one's. */

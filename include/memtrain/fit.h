@@ -101,7 +101,8 @@ typedef struct mt_fit_options {
     /*
      * Writes last within epochs too: each time the run has made so many steps, counted over all epochs, and each time so
      * many seconds of `now` are over since it was written. 0: not for that reason. An epoch's last step is written with
-     * the end of the epoch.
+     * the end of the epoch. MT_EIO of `save` for last then ends no run: a line in the log says why, and the next save
+     * tries again. At the run's end it is an error.
      */
     uint64_t save_every;
     double save_seconds;
@@ -152,7 +153,7 @@ typedef struct mt_fit_report {
 
 /*
  * What a run tells and asks. Every function may be NULL where nothing needs it. Reports are borrowed for the call. A
- * status other than MT_OK ends the run and is what mt_fit returns.
+ * status other than MT_OK ends the run and is what mt_fit returns. MT_EIO of `save` may not (save_every).
  */
 typedef struct mt_fit_callbacks {
     size_t size; /* sizeof(mt_fit_callbacks) */

@@ -123,6 +123,106 @@ TEST_LOOP("fit_files", saved_by_all_processes, 2) {
     ck_status(fit_goes(), MT_EIO);
 }
 
+/* ---- files that cannot be written ------------------------------------------------------------------------ */
+
+static mt_status on_save_text(void *state, const char *path, const char *position) {
+    (void)state, (void)position;
+    fit_note("save(%s) ", path);
+    return fit_answer("save");
+}
+
+static char logged[256];
+
+static void keep_line(void *user, mt_log_level level, const char *text) {
+    (void)user;
+    ck_assert_int_eq(level, MT_LOG_WARNING);
+    snprintf(logged, sizeof logged, "%s", text);
+}
+
+/* A save that fails, of two epochs of two batches: the second and the fourth are of an epoch's end. */
+static const struct {
+    uint64_t every;
+    double seconds;
+    size_t fails_at;
+    mt_status status;
+    const char *words, *text;
+} full[] = {
+    {1, 0, 1, MT_OK, "full", "t0,1 s t2,3 s t0,1 s t2,3 s "},
+    {1, 0, 2, MT_OK, "full", "t0,1 s t2,3 s t0,1 s t2,3 s "},
+    {0, 0.5, 3, MT_OK, "full", "t0,1 s t2,3 s t0,1 s t2,3 s "},
+    {1, 0, 3, MT_OK, NULL, "t0,1 s t2,3 s t0,1 s t2,3 s "},
+    {1, 0, 4, MT_OK, "full", "t0,1 s t2,3 s t0,1 s t2,3 s s "},
+    {0, 0, 1, MT_EIO, "full", "t0,1 t2,3 s "},
+    {0, 0, 2, MT_EIO, "full", "t0,1 t2,3 s t0,1 t2,3 s "},
+};
+
+static void begin_to_fill(uint64_t every, double seconds) {
+    begin_in_order(4, 0, 2, 2);
+    fit.options.last = "s";
+    fit.options.save_every = every;
+    fit.options.save_seconds = seconds;
+    fit.callbacks.now = batches;
+    fit.callbacks.begin = NULL;
+    fit.callbacks.epoch = NULL;
+    fit.callbacks.save = on_save_text;
+    logged[0] = '\0';
+}
+
+/* What was called, without "save(s)" in full. */
+static void fit_called(const char *expected) {
+    char text[256] = "";
+    for (const char *at = fit_seen.text; *at;) {
+        const int is_save = strncmp(at, "save(s)", 7) == 0;
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%c", is_save ? 's' : *at);
+        at += is_save ? 7 : 1;
+    }
+    ck_assert_str_eq(text, expected);
+}
+
+TEST_LOOP("fit_files", a_full_disk_between_saves, LENGTH(full)) {
+    begin_to_fill(full[_i].every, full[_i].seconds);
+    fit_seen.fails = "save";
+    fit_seen.fails_at = full[_i].fails_at;
+    fit_seen.words = full[_i].words;
+    mt_set_log(keep_line, NULL);
+    ck_status(fit_goes(), full[_i].status);
+    mt_set_log(NULL, NULL);
+    fit_called(full[_i].text);
+    ck_assert_int_eq(logged[0] != '\0', full[_i].status == MT_OK);
+    if (full[_i].status != MT_OK) return;
+    ck_contains(logged, "mt_fit: 's' stays as it was, and the next save tries again: ");
+    ck_contains(logged, full[_i].words ? full[_i].words : "save has failed and does not say why");
+    ck_assert_str_eq(mt_last_error(), "");
+}
+
+static mt_status on_save_full(void *state, const char *path, const char *position) {
+    (void)on_save_text(state, path, position);
+    return mt_set_error(MT_EIO, "no space");
+}
+
+/* Never room: all is trained, and the end is an error. */
+TEST("fit_files", a_disk_that_stays_full) {
+    begin_to_fill(1, 0);
+    fit.callbacks.save = on_save_full;
+    ck_refused(fit_goes(), MT_EIO, "no space");
+    fit_called("t0,1 s t2,3 s t0,1 s t2,3 s s ");
+    ck_assert_uint_eq(fit.report.steps, 4);
+    ck_assert_int_eq(fit.report.end, MT_FIT_FAILED);
+}
+
+static mt_status on_save_refused(void *state, const char *path, const char *position) {
+    (void)on_save_text(state, path, position);
+    return mt_set_error(MT_EINVAL, "a folder");
+}
+
+/* A name that is wrong stays wrong. */
+TEST("fit_files", what_is_no_failed_write_ends_the_run) {
+    begin_to_fill(1, 0);
+    fit.callbacks.save = on_save_refused;
+    ck_refused(fit_goes(), MT_EINVAL, "a folder");
+    fit_called("t0,1 s ");
+}
+
 /* ---- a number of steps ----------------------------------------------------------------------------------- */
 
 /* 3 batches an epoch, 3 epochs. */

@@ -7,6 +7,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -65,6 +67,53 @@ TEST("parts", within_an_epoch) {
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"),
                      cli_number(cli_trace, "end", 1, "steps") - 5);
     cli_same_state();
+}
+
+/* A run from the first step on that saves each step; the file of before is kept beside it. */
+static pid_t start_saving(void) {
+    static const char *const run[] = {EIGHTS, "--epochs", "1000",    "--resume",
+                                      file,   "--save",   file,      "--save-every",
+                                      "1",    "--trace",  cli_trace, NULL};
+    return cli_start(run);
+}
+
+static void save_first(void) {
+    EXPECT(0, EIGHTS, "--epochs", "1000", "--steps", "1", "--save", file);
+    cli_shell("cp '%s' '%s.before'", file, file);
+}
+
+static int stop_after(pid_t child, int step) {
+    cli_wait_for_step(step);
+    kill(child, SIGTERM);
+    return cli_finish(child);
+}
+
+/* Another process writes the file for a while: the run goes on without it, and the next save that can is whole. */
+TEST("parts", a_save_that_fails_for_a_while) {
+    save_first();
+    int other = open(cli_path("c.memtrain-tmp"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    ck_assert_int_eq(flock(other, LOCK_EX), 0);
+    pid_t child = start_saving();
+    cli_wait_for_step(3);
+    cli_shell("cmp '%s' '%s.before'", file, file);
+    close(other);
+    ck_assert_int_eq(stop_after(child, 6), 128 + SIGTERM);
+    ck_says(cli_err, "c' stays as it was, and the next save tries again: cannot write '",
+            "by another process");
+    EXPECT(0, EIGHTS, "--epochs", "1000", "--steps", "8", "--resume", file, "--trace", cli_trace);
+    ck_assert_int_lt(cli_number(cli_trace, "end", 1, "steps"), 8 - 5 + 1);
+}
+
+/* No room for a file (a limit, for root too): the end of the run is an error, and the file of before is whole. */
+TEST("parts", a_disk_that_stays_full) {
+    const struct rlimit little = {1 << 20, RLIM_INFINITY};
+    save_first();
+    signal(SIGXFSZ, SIG_IGN);
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &little), 0);
+    ck_assert_int_eq(stop_after(start_saving(), 3), 1);
+    ck_says(cli_err, "the next save tries again: cannot write '", "food101: cannot write '");
+    cli_shell("cmp '%s' '%s.before'", file, file);
+    ck_assert(!is_there(".memtrain-tmp"));
 }
 
 /* Less is done, and nothing else changes. */
