@@ -94,9 +94,9 @@ typedef struct mt_map_options {
  * @param options  NULL: defaults
  * @return MT_OK. After a failure the model is as it was.
  *         MT_EINVAL: no such file; a file that is cut off or no safetensors file; an index without
- *         a file that it names, or a file without a tensor that the index promises; shapes that
- *         differ; with strict, names that are missing or too many; parameters that train (all with
- *         names).
+ *         a file that it names, a file without a tensor that the index promises, or an index that
+ *         leaves out a tensor of such a file; shapes that differ; with strict, names that are
+ *         missing or too many; parameters that train (all with names).
  *         MT_EIO: the system cannot read or map it.
  *         MT_ESTATE: an mt_torch uses the model.
  *         MT_EDEVMEM: what is loaded does not fit.

@@ -136,7 +136,7 @@ void append(std::vector<WeightEntry> &list, const std::shared_ptr<const WeightFi
     for (size_t i = 0; i < file->count(); i++) list.push_back({file->entry(i).name, file, i});
 }
 
-/* What the index says of a tensor holds, and no tensor is in two files. */
+/* What the index says of a tensor holds, it says so of all tensors of its files, and no tensor is in two of them. */
 void check_names(const char *function, const char *path, const Names &names,
                  const std::vector<WeightEntry> &list) {
     std::map<std::string, std::string> found;
@@ -153,6 +153,12 @@ void check_names(const char *function, const char *path, const Names &names,
                  "%s: '%.150s' says that '%.100s' is in '%.100s', which does not have it", function,
                  path, name.c_str(), file.c_str());
     }
+    for (const WeightEntry &entry : list)
+        if (!names.count(entry.name))
+            fail(MT_EINVAL,
+                 "%s: '%.150s' leaves out '%.100s' of '%.120s'; accepted: an index of all tensors "
+                 "of its files",
+                 function, path, entry.name.c_str(), entry.file->path().c_str());
 }
 
 } // namespace

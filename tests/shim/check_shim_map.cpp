@@ -617,6 +617,7 @@ TEST("wrong", indices_that_are_wrong) {
         {"{\"weight_map\": {\"block0.linear.bias\": \"absent\"}}", "absent"},
         {"{\"weight_map\": {\"block1.linear.bias\": \"w1\"}}", "which does not have it"},
         {"{\"weight_map\": {\"block0.linear.bias\": \"w1\", \"x\": \"w\"}}", "is in "},
+        {"{\"weight_map\": {\"block0.linear.bias\": \"w1\"}}", "leaves out 'block0."},
     };
     mt_map_options options = map_options(0);
     write_shards(at::kHalf);
@@ -628,6 +629,19 @@ TEST("wrong", indices_that_are_wrong) {
         ck_assert_msg(status == MT_EINVAL || status == MT_EIO, "%s: %s", one.text, mt_last_error());
         ck_contains(mt_last_error(), one.word);
     }
+}
+
+/* Of a whole file that the index does not name the network's tensors are missing, and named. */
+TEST("wrong", an_index_without_a_file) {
+    write_shards(at::kHalf);
+    std::string first;
+    for (const auto &[name, tensor] : frozen_weights(at::kHalf))
+        if (name[5] == '0') first += (first.empty() ? "\"" : ", \"") + name + "\": \"w1\"";
+    write_text("w.json", "{\"weight_map\": {" + first + "}}");
+    mt_map_options options = map_options(1);
+    options.skip = "adapter";
+    Fresh fresh;
+    fresh.refuses("w.json", options, MT_EINVAL, "block1.");
 }
 
 TEST("wrong", shards_that_are_wrong) {
