@@ -62,6 +62,7 @@ public:
         c10::NoGradGuard no_grad;
         match();
         refuse_trained();
+        tell_unaligned();
         std::shared_ptr<Mapping> mapping = model_.mapping;
         if (!mapping) mapping = std::make_shared<Mapping>();
         for (Change &change : changes_)
@@ -155,11 +156,18 @@ private:
         int descriptor = -1;
         uint64_t offset = change.entry->file->offset(change.entry->index, &descriptor);
         if (offset % c10::elementSize(change.dtype) == 0) return true;
-        mt_log(MT_LOG_WARNING,
-               "%s: '%.100s' is not aligned in '%.150s', so that it is loaded; accepted: a file "
-               "whose header is padded, as mt_safetensors_save writes it",
-               name_of, change.entry->name.c_str(), change.entry->file->path().c_str());
+        if (!unaligned_++) first_unaligned_ = change.entry;
         return false;
+    }
+
+    void tell_unaligned() const {
+        if (!unaligned_) return;
+        mt_log(MT_LOG_WARNING,
+               "%s: tensors that are not aligned in their file are loaded: %zu, the first is "
+               "'%.100s' in '%.150s'; accepted: a file whose header is padded, as "
+               "mt_safetensors_save writes it",
+               name_of, unaligned_, first_unaligned_->name.c_str(),
+               first_unaligned_->file->path().c_str());
     }
 
     void refuse_trained() const {
@@ -236,7 +244,8 @@ private:
     std::vector<Named> parameters_;
     std::vector<Change> changes_;
     std::map<const WeightFile *, Mapped> files_;
-    size_t mapped_ = 0;
+    size_t mapped_ = 0, unaligned_ = 0;
+    const WeightEntry *first_unaligned_ = nullptr;
     uint64_t all_bytes_ = 0, loaded_bytes_ = 0;
     bool room_ = true;
 };

@@ -670,22 +670,36 @@ TEST("wrong", a_model_in_use_and_a_card) {
     ck_refused(mt_torch_new(fresh.model, &torch_options, &torch), MT_ENOTSUP, "mapped weights");
 }
 
-/* A header of a length that no type divides: legal, and of no use for views. */
+std::vector<std::string> logged;
+
+void keep_line(void *user, mt_log_level level, const char *text) {
+    (void)user;
+    if (level == MT_LOG_WARNING) logged.emplace_back(text);
+}
+
+/* A header of a length that no type divides: legal, and of no use for views. One line tells it. */
 TEST("wrong", bytes_that_are_not_aligned) {
-    const at::Tensor bias = frozen_weights(at::kFloat)["block0.linear.bias"];
+    Content content = frozen_weights(at::kFloat);
+    const at::Tensor bias = content["block0.linear.bias"], other = content["block1.linear.bias"];
     std::string header =
-        "{\"block0.linear.bias\":{\"dtype\":\"F32\",\"shape\":[24],\"data_offsets\":[0,96]}}";
+        "{\"block0.linear.bias\":{\"dtype\":\"F32\",\"shape\":[24],\"data_offsets\":[0,96]},"
+        "\"block1.linear.bias\":{\"dtype\":\"F32\",\"shape\":[24],\"data_offsets\":[96,192]}}";
     while (header.size() % 4 != 1) header += ' ';
     std::string text(8, '\0');
     text[0] = static_cast<char>(header.size());
-    write_text("w", text + header + raw_bytes(bias));
+    write_text("w", text + header + raw_bytes(bias) + raw_bytes(other));
     Fresh fresh;
     mt_map_options options = map_options(0);
+    mt_set_log(keep_line, nullptr);
     ck_ok(fresh.map("w", options));
+    mt_set_log(nullptr, nullptr);
     mt_map_stats stats = stats_of(fresh.model);
     ck_assert_uint_eq(stats.tensors, 0);
-    ck_assert_uint_eq(stats.loaded_bytes, 96);
+    ck_assert_uint_eq(stats.loaded_bytes, 192);
     ck_assert(raw_bytes(fresh.net->blocks[0]->linear->bias) == raw_bytes(bias));
+    ck_assert(raw_bytes(fresh.net->blocks[1]->linear->bias) == raw_bytes(other));
+    ck_assert_uint_eq(logged.size(), 1);
+    ck_contains(logged[0].c_str(), "are loaded: 2, the first is 'block0.linear.bias' in '");
 }
 
 /* ---- files that change ---- */
