@@ -13,14 +13,19 @@
 #include "device.h"
 #include "options.h"
 #include "output.h"
+#include "program_path.h"
 
 #include <memtrain/torch.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <memtrain/trainer.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define NAME "doctor"
@@ -267,6 +272,52 @@ static const char *budget_rule(const mt_host_memory *host) {
                                 : "0.9 of the available memory, and what the process holds already";
 }
 
+/* A file as weights are: mapped, read ahead, given back. @return 0; what was refused as errno */
+static int try_mapping(const char *path, int *out_is_mapped) {
+    struct stat info = {0};
+    int file = open(path, O_RDONLY | O_CLOEXEC), error = 0;
+    void *begin = MAP_FAILED;
+    if (file >= 0 && fstat(file, &info) == 0)
+        begin = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, file, 0);
+    *out_is_mapped = begin != MAP_FAILED;
+    if (!*out_is_mapped || madvise(begin, (size_t)info.st_size, MADV_WILLNEED) != 0 ||
+        madvise(begin, (size_t)info.st_size, MADV_DONTNEED) != 0)
+        error = errno;
+    if (*out_is_mapped) munmap(begin, (size_t)info.st_size);
+    if (file >= 0) close(file);
+    return error;
+}
+
+/* docs/savers.md, "Frozen weights that are mapped". The file that is tried is this program's own. */
+static void print_mapped(const start *s, const char *argv0) {
+    const char *label = "mapped weights";
+    char path[4096];
+    int is_mapped = 0;
+    if (!ex_program_path(argv0, path, sizeof path)) {
+        row(label, "not known: the file of this program is not found");
+        return;
+    }
+    int error = try_mapping(path, &is_mapped);
+    if (error) {
+        row(label, is_mapped ? "can be mapped, and not given back: %s" : "cannot be mapped: %s",
+            strerror(error));
+        return;
+    }
+#ifdef POSIX_FADV_DONTNEED
+    size_t room = s->host.available_bytes;
+    if (s->host_status == MT_OK && s->host.cgroup_room_bytes < room)
+        room = s->host.cgroup_room_bytes;
+    if (s->host_status == MT_OK)
+        row(label, "can be mapped and given back; files above %s are dropped after use",
+            in_words(room / 2).text);
+    else
+        row(label, "can be mapped and given back; the page cache keeps the files");
+#else
+    (void)s;
+    row(label, "can be mapped; the process gives them back, the page cache drops them by itself");
+#endif
+}
+
 static void print_host(const start *s) {
     mt_memory cpu = MT_MEMORY_INIT;
     section("Host memory");
@@ -484,13 +535,14 @@ static const ex_option rows[] = {
             .most = 1),
 };
 
-static void diagnose(size_t budget) {
+static void diagnose(size_t budget, const char *argv0) {
     start s;
     open_start(&s);
     printf(NAME ": what is here, and what it means for training inside a memory budget\n");
     print_library(&s);
     print_devices(&s);
     print_host(&s);
+    print_mapped(&s, argv0);
     print_process(&s);
     print_environment();
     print_advice(&s, budget);
@@ -519,7 +571,7 @@ int main(int argc, char **argv) {
     else if (given.version)
         printf(NAME ": libmemtrain %s, libtorch %s\n", mt_version_string(), mt_torch_version());
     else
-        diagnose(given.budget);
+        diagnose(given.budget, argv[0]);
     if (given.configurations && !given.help && !given.version)
         is_told = print_configurations(argv[0]);
     return ex_output_end(NAME) && is_told ? 0 : 1;

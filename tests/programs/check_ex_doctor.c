@@ -121,6 +121,20 @@ TEST("sections", the_library_is_described) {
             "\n  CPU budget          enforced by our allocator");
 }
 
+/* In words of its own where the system has no posix_fadvise. */
+TEST("sections", mapped_weights_are_told) {
+    EXPECT(0, NULL);
+    squash(cli_out);
+    const char *row = strstr(cli_out, " mapped weights can be mapped");
+    ck_assert_ptr_nonnull(row);
+    ck_assert_ptr_nonnull(strstr(cli_out, "Host memory"));
+    ck_assert(strstr(cli_out, "Host memory") < row && row < strstr(cli_out, "This process"));
+#ifdef __linux__
+    ck_contains(row, "mapped and given back; files above ");
+    ck_contains(row, "B are dropped after use");
+#endif
+}
+
 TEST("sections", figures_of_the_host_are_those_of_the_library) {
     mt_host_memory host = {.size = sizeof host};
     char size[32], row[64];
