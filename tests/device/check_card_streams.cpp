@@ -274,6 +274,39 @@ TEST_LOOP(suite_device(), every_request_of_deferred_chunks, 2) {
     ck_assert_int_gt(every_request([keep] { return Loop(0.5, true, keep); }, 1, stride), 25);
 }
 
+/*
+ * Each stride-th request of an evaluation is refused, once or with all after it. One that goes through has the figures of one that
+ * met nothing. Else memory has run out. The weights stay, and the next evaluation has these figures too.
+ */
+TEST_LOOP(suite_device(), every_request_of_an_evaluation, 2) {
+    uint64_t stride = getenv("MT_TEST_SLOW") ? 1 : 3;
+    int fired = 0;
+    Loop peaceful(0.0, true);
+    mt_eval_report expected = peaceful.evaluate();
+    auto is_expected = [&](const mt_eval_report &report) {
+        ck_assert_mem_eq(&report.loss, &expected.loss, sizeof expected.loss);
+        ck_assert_mem_eq(report.metrics, expected.metrics, sizeof expected.metrics);
+        ck_assert_uint_eq(report.samples, 16);
+    };
+    for (uint64_t n = 1, count = 1; count; n += stride) {
+        Loop loop(0.0, true);
+        for (int i = 0; i < 2; i++) loop.evaluate();
+        mt_eval_report report = MT_EVAL_REPORT_INIT;
+        std::string before = loop.hash();
+        ck_ok(mt_inject_oom(n, _i));
+        mt_status status = mt_trainer_evaluate(loop.loop, loop.batch.get(), &report);
+        mt_injected(nullptr, &count);
+        ck_ok(mt_inject_oom(0, 0));
+        fired += count != 0;
+        ck_status(status, _i && count ? MT_EDEVMEM : MT_OK);
+        if (status == MT_OK) is_expected(report);
+        ck_assert_msg(loop.hash() == before, "request %llu: other bits",
+                      static_cast<unsigned long long>(n));
+        is_expected(loop.evaluate());
+    }
+    ck_assert_int_gt(fired, 10);
+}
+
 /* Its driver takes up to a millisecond for an answer. A budget is set, or there is that by default. */
 TEST_LOOP(suite_device(), driver_is_not_asked_in_a_step, suite_on_mps() ? 0 : 2) {
     Batch batch(8);
