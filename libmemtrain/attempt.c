@@ -291,12 +291,27 @@ static mt_status collect_one(mt_trainer *t, mt__work *w, size_t samples) {
     return mt_policy_observe_seconds(t->policy, w->mode, samples, r.seconds);
 }
 
-/* Of all that were not. Sums are made in the order of the chunks, so this comes before those of a later one are added. */
+/* An evaluation has no rollback: with what fails go the chunks whose figures are still to come. Those before stay. */
+static void lose_deferred(const mt_trainer *t, mt__work *w) {
+    if (w->mode != MT_EVALUATE) return;
+    while (w->deferred) w->done -= t->deferred.samples[--w->deferred];
+}
+
+/*
+ * Of all that were not. Sums are made in the order of the chunks, so this comes before those of a later one are added. It is
+ * all of them or none.
+ */
 static mt_status collect(mt_trainer *t, mt__work *w) {
     mt_status status = MT_OK;
+    const mt__sums before = w->sums;
     for (size_t i = 0; status == MT_OK && i < w->deferred; i++)
         status = collect_one(t, w, t->deferred.samples[i]);
-    if (status == MT_OK) w->deferred = 0;
+    if (status == MT_OK) {
+        w->deferred = 0;
+    } else {
+        w->sums = before;
+        lose_deferred(t, w);
+    }
     return status;
 }
 
@@ -314,6 +329,7 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     if (status == MT_OK) status = start_recording(t, w, count, weight, &recording);
     if (status != MT_OK) return status;
     status = run_chunk(t, w, first, count, weight, deferred && !recording, &r);
+    if (status != MT_OK) lose_deferred(t, w);
     if (recording) {
         mt_status stopped = t->backend.record(t->backend.self, NULL);
         if (stopped != MT_OK) w->marked = 0; /* no chunk that failed: not to be taken back alone */
@@ -456,9 +472,10 @@ static void forget(mt__work *w) {
 
 mt_status mt__do_chunks(mt_trainer *t, mt__work *w) {
     mt_status status = run_chunks(t, w);
-    /* An evaluation has no rollback. With the chunk that fails go those whose figures are still to come. */
-    if (status != MT_OK && w->mode == MT_EVALUATE && w->deferred) forget(w);
-    return status;
+    if (status != MT_EDEVMEM || w->mode != MT_EVALUATE) return status;
+    /* Where no chunk has failed, figures that are still to come do so before there is another plan. */
+    mt_status told = collect(t, w);
+    return told == MT_OK ? status : told;
 }
 
 mt_status mt__roll_back(mt_trainer *t, mt__work *w, mt_status because) {

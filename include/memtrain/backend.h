@@ -511,7 +511,7 @@ typedef struct mt_backend {
      *
      * If it fails, the step fails. MT_EDEVMEM is treated as an OOM of the largest deferred chunk. A
      * rollback forgets the deferred chunks. A rewind does not. An evaluate or a collect that fails
-     * outside of a step forgets them.
+     * outside of a step forgets them, and takes back what they wrote: they are run again.
      */
     mt_status (*collect)(void *self, mt_chunk_result *out);
 } mt_backend;

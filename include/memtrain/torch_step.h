@@ -56,7 +56,7 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  *                        the gradient is not finite or no chunk had a unit; nothing has changed if
  *                        it fails
  *     mt_evaluate        runs samples forward only, in evaluation mode, outside a step; a failure
- *                        rolls back what the forward pass wrote
+ *                        rolls back what the forward pass wrote, and what deferred chunks wrote
  *
  * The model's own code may write to a parameter: a momentum encoder, an average of weights, weights
  * that are clipped. Such a parameter is rolled back like a buffer, whether it trains or not. A

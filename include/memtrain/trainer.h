@@ -200,8 +200,8 @@ typedef struct mt_eval_report {
 /*
  * Runs a batch forward only, in chunks that fit. Every sample counts once, whatever was retried.
  *
- * A model's forward pass may write to tensors in evaluation mode, such as an average of weights.
- * What chunks wrote that succeeded stays. What a failed chunk wrote is rolled back.
+ * A forward pass may write to tensors in evaluation mode, such as an average of weights. What a
+ * failed chunk wrote is rolled back, and what chunks wrote that are run again with it. The rest stays.
  *
  * @return as mt_trainer_step; MT_ENOTSUP when the backend has no evaluate
  */

@@ -543,6 +543,39 @@ static void read_pending(mt_torch &torch) {
     if (norm.defined()) torch.optimizer->norm_is(value);
 }
 
+/*
+ * A chunk of an evaluation that fails is taken back as one of a step is: what its forward pass writes to is as before. So are
+ * the chunks before it whose figures are still to come, since they are run again. What is kept for that lies where a marked
+ * chunk's does, since there is no step.
+ */
+static void keep_for_evaluation(mt_torch &torch) {
+    if (torch.pending.has_rows() || !torch.pending.is_empty()) return;
+    torch.chunk_buffers.take(buffers_of(*torch.model));
+    torch.written.take(WrittenParameters::step);
+}
+
+static mt_status take_back_evaluation(mt_torch &torch, mt_status status) {
+    (void)wait_after_failure(torch, status);
+    std::string reason = mt_last_error();
+    torch.pending.clear();
+    mt_status ended = guard(torch.device, [&] {
+        torch.written.compare();
+        torch.chunk_buffers.restore(*torch.model);
+        torch.written.put_back(WrittenParameters::step);
+    });
+    if (ended != MT_OK) return poison(torch, ended);
+    return mt_set_error(status, "%s", reason.c_str());
+}
+
+static mt_status end_evaluation(mt_torch &torch, mt_status status) {
+    if (status != MT_OK) return take_back_evaluation(torch, status);
+    status = guard(torch.device, [&] {
+        torch.written.end_chunk();
+        torch.written.is_learnt(false);
+    });
+    return status == MT_OK ? MT_OK : poison(torch, status);
+}
+
 extern "C" mt_status mt_collect(mt_torch *torch, mt_chunk_result *out) {
     CHECK_TORCH("mt_collect");
     MT_RETURN_IF_FAILED(check_sized(out, "mt_collect", "out"));
@@ -556,8 +589,7 @@ extern "C" mt_status mt_collect(mt_torch *torch, mt_chunk_result *out) {
     hand_over(result, out);
     if (status == MT_OK || status == MT_ESTATE) return status;
     if (torch->phase == Phase::in_step) return fail_step(*torch, status);
-    torch->pending.clear();
-    return wait_after_failure(*torch, status);
+    return take_back_evaluation(*torch, status);
 }
 
 extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t count,
@@ -718,33 +750,6 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     if (status == MT_OK && torch->segments) torch->segments->choose(torch->shape);
     hand_over(result, out);
     return status;
-}
-
-/*
- * A chunk of an evaluation that fails is taken back as one of a step is: what its forward pass writes to is as before. What
- * is kept for that lies where a marked chunk's does, since there is no step.
- */
-static void keep_for_evaluation(mt_torch &torch) {
-    torch.chunk_buffers.take(buffers_of(*torch.model));
-    torch.written.take(WrittenParameters::step);
-}
-
-static mt_status end_evaluation(mt_torch &torch, mt_status status) {
-    if (status != MT_OK) (void)wait_after_failure(torch, status);
-    std::string reason = mt_last_error();
-    if (status != MT_OK) torch.pending.clear();
-    mt_status ended = guard(torch.device, [&] {
-        if (status == MT_OK) {
-            torch.written.end_chunk();
-            torch.written.is_learnt(false);
-        } else {
-            torch.written.compare();
-            torch.chunk_buffers.restore(*torch.model);
-            torch.written.put_back(WrittenParameters::step);
-        }
-    });
-    if (ended != MT_OK) return poison(torch, ended);
-    return status == MT_OK ? MT_OK : mt_set_error(status, "%s", reason.c_str());
 }
 
 extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t first, size_t count,

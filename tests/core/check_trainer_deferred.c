@@ -285,6 +285,9 @@ static const struct {
     {"the first figures", FAKE_COLLECT, 1, ALL " collect!(0+1) " ALL " " TOLD},
     {"later figures", FAKE_COLLECT, 3,
      ALL " collect(0+1) collect(1+1) collect!(2+1) " ALL " " TOLD},
+    {"what is in use, before a later chunk: nothing is lost", FAKE_MEMORY, 5,
+     "evaluate(0+16) evaluate(16+16) collect(0+1) collect(1+1) evaluate(32+16) evaluate(48+16) "
+     "collect(2+1) collect(3+1)"},
 };
 
 TEST_LOOP("evaluate", told_at_the_end, LENGTH(evaluations)) {
@@ -297,6 +300,31 @@ TEST_LOOP("evaluate", told_at_the_end, LENGTH(evaluations)) {
                   evaluations[_i].name, fake_log_text(&fake, EVALUATIONS));
     check_same_figures(&waits, &defers);
     ck_assert_uint_eq(defers.retries, at != 0);
+}
+
+/* What was told stays: of six chunks the first three are waited for, and the others are done again. */
+TEST_LOOP("evaluate", what_was_told_stays, 2) {
+    static const char *const calls[] = {
+        "evaluate(48+16) evaluate(64+16) evaluate!(80+16) ",
+        "evaluate(48+16) evaluate(64+16) evaluate(80+16) collect(0+1) collect!(1+1) "};
+    char expected[400];
+    mt_eval_report reports[2];
+
+    for (int is_hit = 0; is_hit < 2; is_hit++) {
+        end_trainer();
+        options.defers = 1;
+        trainer = trainer_with(&options, &policy);
+        if (is_hit)
+            fake_fail_kind(&fake, _i ? FAKE_COLLECT : FAKE_EVALUATE, _i ? 2 : 6, MT_EDEVMEM);
+        reports[is_hit] = evaluate(trainer, 96, 1);
+    }
+    snprintf(expected, sizeof(expected),
+             "evaluate(0+16) evaluate(16+16) evaluate(32+16) %s"
+             "evaluate(48+16) evaluate(64+16) evaluate(80+16) collect(0+1) collect(1+1) "
+             "collect(2+1)",
+             calls[_i]);
+    ck_assert_str_eq(fake_log_text(&fake, EVALUATIONS), expected);
+    check_same_figures(&reports[0], &reports[1]);
 }
 
 /* Another failure ends the evaluation. What was not told is not taken for figures of the next one. */

@@ -307,6 +307,59 @@ TEST_LOOP(suite_device(), every_request_of_an_evaluation, 2) {
     ck_assert_int_gt(fired, 10);
 }
 
+namespace {
+
+/* Counts its chunks in a buffer and in a parameter, in evaluations too. */
+struct Counting : torch::nn::Module {
+    nn::Linear layer{register_module("layer", nn::Linear(3 * 8 * 8, 5))};
+    at::Tensor chunks = register_buffer("chunks", at::zeros({1}));
+    at::Tensor average = register_parameter("average", at::zeros({1}), /*requires_grad=*/false);
+};
+
+} // namespace
+
+/* Of an evaluation that begins anew because memory ran out late, what a model writes is written once. */
+TEST_LOOP(suite_device(), written_once_in_an_evaluation, 2) {
+    Batch batch(16);
+    const memtrain::Tensors tensors = {memtrain::tensor(batch.images()),
+                                       memtrain::tensor(batch.labels())};
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    policy.micro_batch = 2;
+    int fired = 0;
+    ck_ok(mt_torch_init(nullptr));
+    for (uint64_t n = 1, count = 1; count; n += 3) {
+        auto net = std::make_shared<Counting>();
+        memtrain::Trainer trainer(
+            memtrain::model(net, {},
+                            [](Counting &own, const memtrain::Tensors &of) {
+                                c10::NoGradGuard no_grad;
+                                own.chunks.add_(1);
+                                own.average.add_(1);
+                                at::Tensor out = own.layer(of[0].flatten(1));
+                                return memtrain::Output{at::cross_entropy_loss(out, of[1]), {}};
+                            }),
+            options_of(MT_SGD), policy);
+        mt_status status = MT_OK;
+        for (int i = 0; i < 2; i++) (void)trainer.evaluate(tensors);
+        ck_ok(mt_inject_oom(n, _i));
+        try {
+            (void)trainer.evaluate(tensors);
+        } catch (const memtrain::Error &error) {
+            status = error.status;
+        }
+        mt_injected(nullptr, &count);
+        ck_ok(mt_inject_oom(0, 0));
+        fired += count != 0;
+        ck_status(status, _i && count ? MT_EDEVMEM : MT_OK);
+        double expected = status == MT_OK ? 24 : 16;
+        ck_assert_msg(net->chunks.item().toDouble() == expected &&
+                          net->average.item().toDouble() == expected,
+                      "request %llu: %g and %g chunks", static_cast<unsigned long long>(n),
+                      net->chunks.item().toDouble(), net->average.item().toDouble());
+    }
+    ck_assert_int_gt(fired, 10);
+}
+
 /* Its driver takes up to a millisecond for an answer. A budget is set, or there is that by default. */
 TEST_LOOP(suite_device(), driver_is_not_asked_in_a_step, suite_on_mps() ? 0 : 2) {
     Batch batch(8);

@@ -27,7 +27,8 @@ typedef struct run {
     size_t least, most;       /* bytes of a budget */
     size_t tensors;           /* bytes that someone else holds */
     size_t calls;             /* of the backend in this step */
-    size_t evaluated;         /* samples, in order */
+    size_t evaluated;         /* samples, in order, ... */
+    size_t told;              /* ... and those before the first chunk that is not waited for */
     char *traced[STEPS_MOST]; /* lines of steps that went through */
     uint64_t ids[STEPS_MOST]; /* and their batches */
     size_t trained;
@@ -137,8 +138,9 @@ static mt_status run_evaluate(void *self, const mt_batch *batch, size_t first, s
     int has_untold = r->fake.deferred_count > r->fake.deferred_next;
     mt_status status = called(r, 1);
 
+    if (!has_untold) r->told = r->evaluated;
     if (status == MT_OK) status = r->plain_seam.evaluate(self, batch, first, count, out);
-    if (status != MT_OK && has_untold) r->evaluated = 0; /* it begins anew */
+    if (status != MT_OK && has_untold) r->evaluated = r->told; /* it goes back to there */
     if (status != MT_OK) return status;
     if (first != r->evaluated) fails(r, "evaluation: samples out of order");
     r->evaluated += count;
