@@ -19,6 +19,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "networks/steps.hpp"
+#include "owned.hpp"
 
 using namespace check_shim;
 using memtrain::checkpoint;
@@ -336,18 +337,6 @@ TEST("alone", dropped) {
     ck_assert_int_eq(s.destroyed, 0);
     memtrain::tensor(h.out).reset();
     ck_assert_int_eq(s.destroyed, 1);
-}
-
-/* The words of what a function throws; "" when it does not. */
-template <class Body> std::string thrown_by(Body &&body) {
-    try {
-        body();
-    } catch (const c10::Error &e) {
-        return e.what_without_backtrace();
-    } catch (const std::exception &e) {
-        return e.what();
-    }
-    return "";
 }
 
 TEST("alone", refused_at_once) {

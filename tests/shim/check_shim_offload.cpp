@@ -13,22 +13,11 @@
 
 #include "card.h"
 #include "offload_subject.hpp"
+#include "owned.hpp"
 
 using namespace offload_subject;
 
 namespace {
-
-/* The words of what a function throws; "" when it does not. */
-template <class Body> std::string thrown_by(Body &&body) {
-    try {
-        body();
-    } catch (const c10::Error &e) {
-        return e.what_without_backtrace();
-    } catch (const std::exception &e) {
-        return e.what();
-    }
-    return "";
-}
 
 /* Runs body with the saver on; MT_OFFLOAD_NEVER: without. */
 template <class Body> void offloaded(int kind, Body body) {

@@ -55,7 +55,7 @@ struct Log {
 };
 
 /* Status and line of the Error that the call throws. */
-template <class Call> std::pair<mt_status, std::string> thrown_by(Call &&call) {
+template <class Call> std::pair<mt_status, std::string> error_of(Call &&call) {
     try {
         call();
     } catch (const memtrain::Error &error) {
@@ -65,7 +65,7 @@ template <class Call> std::pair<mt_status, std::string> thrown_by(Call &&call) {
 }
 
 template <class Call> void refuses(Call &&call, const char *line) {
-    auto thrown = thrown_by(call);
+    auto thrown = error_of(call);
     ck_status(thrown.first, MT_EINVAL);
     ck_assert_str_eq(thrown.second.c_str(), line);
 }
@@ -160,12 +160,12 @@ TEST("models", a_model_is_taken_over) {
     };
     prepare();
     mt_torch_options options = memtrain::sgd(0.1);
-    auto thrown = thrown_by([&] { Made trainer(make(), options); });
+    auto thrown = error_of([&] { Made trainer(make(), options); });
     ck_status(thrown.first, MT_EINVAL);
     ck_contains(thrown.second.c_str(), "the model has no parameters");
     ck_assert_int_eq(destroyed, 1);
     options.lr = -1;
-    ck_status(thrown_by([&] { Made trainer(make(), options); }).first, MT_EINVAL);
+    ck_status(error_of([&] { Made trainer(make(), options); }).first, MT_EINVAL);
     ck_assert_int_eq(destroyed, 2);
     mt_model *nothing = nullptr;
     refuses([&] { Made trainer(nothing); }, "mt_torch_new: model is NULL");
@@ -236,8 +236,8 @@ TEST("functions", rate_and_files) {
     ck_assert(!net->weight.equal(before));
     trainer.load(file);
     ck_assert(net->weight.equal(before));
-    ck_status(thrown_by([&] { trainer.load(file + ".none"); }).first, MT_EIO);
-    ck_status(thrown_by([&] { trainer.set_lr(-1); }).first, MT_EINVAL);
+    ck_status(error_of([&] { trainer.load(file + ".none"); }).first, MT_EIO);
+    ck_status(error_of([&] { trainer.set_lr(-1); }).first, MT_EINVAL);
 }
 
 TEST("functions", a_policy_alone) {
@@ -249,12 +249,12 @@ TEST("functions", a_policy_alone) {
     ck_assert_str_eq(trainer.explain().c_str(), "");
     const memtrain::Tensors batch = data();
     ck_ok(mt_inject_oom(1, 1));
-    ck_status(thrown_by([&] { trainer.step(batch); }).first, MT_EDEVMEM);
+    ck_status(error_of([&] { trainer.step(batch); }).first, MT_EDEVMEM);
     ck_ok(mt_inject_oom(0, 0));
     ck_contains(trainer.explain().c_str(), "A batch of 8 samples does not fit on cpu");
     policy.micro_batch = 9;
     policy.max_micro_batch = 8;
-    ck_status(thrown_by([&] {
+    ck_status(error_of([&] {
                   Made refused(memtrain::model(linear(), {}, loss), memtrain::sgd(0.1), policy);
               }).first,
               MT_EINVAL);
@@ -294,7 +294,7 @@ TEST("functions", a_forecast_is_what_steps_do) {
     for (int i = 0; i < 6; i++) step = trainer.step(batch);
     ck_assert_uint_eq(step.chunk_count, mt_plan_chunks(&plan));
     ck_assert_uint_eq(step.peak_bytes, plan.predicted_peak_bytes);
-    auto late = thrown_by([&] { trainer.forecast(batch); });
+    auto late = error_of([&] { trainer.forecast(batch); });
     ck_status(late.first, MT_ESTATE);
     ck_contains(late.second.c_str(), "before the first step");
 }
@@ -317,7 +317,7 @@ TEST("functions", a_forecast_keeps_to_the_policy) {
     policy.forbid_rungs = MT_RUNG_BIT(MT_RUNGS) - 1;
     Made hopeless = trainer_of_wide(std::make_shared<Wide>(), policy);
     ck_ok(mt_device_set_budget("cpu", allocated()));
-    ck_status(thrown_by([&] { hopeless.forecast(batch); }).first, MT_EDEVMEM);
+    ck_status(error_of([&] { hopeless.forecast(batch); }).first, MT_EDEVMEM);
 }
 
 /* ---- a log function that throws --------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #ifndef FIT_FIXTURE_H
 #define FIT_FIXTURE_H
 
+#include "each_test.h"
 #include "trainer_fixture.h"
 
 #include <memtrain/fit.h>
@@ -73,10 +74,10 @@ void fit_run(void);
 void fit_setup(void);
 void fit_forget(void);
 
-/* A program of the tests in the case of this name. */
+/* In place of SUITE. */
 #define FIT_SUITE(name)                                                                            \
     int main(void) {                                                                               \
-        tcase_add_checked_fixture(suite_case_named(name), fit_setup, fit_end);                     \
+        suite_each_test(fit_setup, fit_end);                                                       \
         return suite_run_named(name);                                                              \
     }
 
