@@ -125,11 +125,11 @@ static ex_training new_run(const ex_program *program, ex_flags *flags, char **ar
         .program = program, .flags = flags, .argv = argv, .processes.group = MT_PROCESS_GROUP_INIT};
     t.backend.size = sizeof t.backend;
     t.at.size = sizeof t.at;
-    t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     return t;
 }
 
 static mt_status train(ex_training *t) {
+    t->setting_count = ex_flags_settings(t->flags, &t->program->own, t->settings);
     mt_status status = ex_training_open(t);
     if (status == MT_OK) status = t->program->train(t->program->self, t);
     ex_disarm(t);
@@ -145,7 +145,6 @@ int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     t.progress.has_no_notes = !ex_processes_is_first();
     mt_set_log(ex_progress_log, &t.progress);
     mt_status status = ex_processes_open(flags, argv, &t.processes);
-    t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     if (t.processes.group.rank) t.progress.mode = EX_PROGRESS_OFF;
     if (status == MT_OK) status = train(&t);
     if (status == MT_OK && !flags->check) status = finish(&t);
