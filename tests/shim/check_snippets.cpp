@@ -300,6 +300,13 @@ TEST("pages", fit) {
         }));
 #include "fit_trainer.cpp"
     ck_assert_uint_eq(report.steps, 2);
+#include "fit_own.cpp"
+    ck_assert_uint_eq(report.steps, 2);
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    is_over = true;
+    report = trainer.fit(pictures, options, watch);
+    ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+    ck_assert_uint_eq(report.steps, 0);
     ck_assert_int_eq(access("run.ckpt", F_OK), 0);
     unlink("run.ckpt");
     unlink("run.ckpt.1");
