@@ -70,6 +70,7 @@ class Backend:
         self.fresh, self.share, self.has_units = True, 0.0, False
         self.units, self.metric_sums = 0.0, {}
         self.pending, self.collected = Pending(device) if device.type != "cpu" else None, []
+        self.kept = None  # of an evaluation: units and sums before the chunks that are not told yet
         self.holds, self.kinds = False, []  # there are to be sums, of these parameters
         self.updates = False  # the last step has come as far as its update
 
@@ -184,7 +185,7 @@ class Backend:
 
     def reset(self):
         self.fresh, self.share, self.has_units = True, 0.0, False
-        self.units, self.metric_sums, self.collected = 0.0, {}, []
+        self.units, self.metric_sums, self.collected, self.kept = 0.0, {}, [], None
         if self.pending is not None:
             self.pending.clear()
 
@@ -350,19 +351,46 @@ class Backend:
         loss, metrics = figures
         return self.count(loss, over, metrics)
 
-    def evaluate(self, first, count):
-        """A chunk that is done again draws the same numbers."""
-        self.chunk_rng.take()
-        try:
-            with torch.no_grad():
-                loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+    def evaluate(self, first, count, deferred):
+        """What count() returns; None: the chunk is not waited for, see collect(). keep_for_evaluation() comes first."""
+        if deferred:
+            self.pending.begin()
+        with torch.no_grad():
+            loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+            over = count if units is None else units
+            waits = deferred and self.pending.takes([loss, *metrics.values()])
+            if waits:
+                self.pending.put({None: loss, **metrics}, over, count)
+            else:
                 loss, metrics = float(loss), {name: float(value) for name, value in metrics.items()}
-        except BaseException:
-            self.chunk_rng.put_back()
-            raise
-        over = count if units is None else units
         self.units += over
-        return self.count(loss, over, metrics)
+        return self.pending.keep() if waits else self.count(loss, over, metrics)
+
+    def keep_for_evaluation(self, deferred):
+        """
+        What the next chunk is taken back to if it fails. Those whose figures are still to come are run again with it, so it is
+        the state before the first of them. A chunk that is waited for begins when these are done.
+        """
+        if self.collected or (self.pending is not None and self.pending.chunks):
+            if not deferred:
+                self.settle()
+            return
+        self.kept = None
+        self.chunk_rng.take()
+        self.chunk_buffers.take(self.model)
+        self.kept = self.units, dict(self.metric_sums)
+
+    def take_back_evaluation(self):
+        """May be called twice."""
+        if self.kept is None:
+            return
+        self.chunk_rng.put_back()
+        self.chunk_buffers.put_back()
+        self.units, self.metric_sums = self.kept[0], dict(self.kept[1])
+        self.collected = []
+        if self.pending is not None:
+            self.pending.clear()
+        self.kept = None
 
     # ---- the update ----------------------------------------------------------------------------------------
 

@@ -156,6 +156,7 @@ private:
     mt_status run_chunk(bool training, size_t count, mt_chunk_result *out, Body &&body);
     mt_status take_error(const py::error_already_set &error, Evidence evidence);
     mt_status check_canary(bool is_update);
+    mt_status end_evaluation(mt_status status);
     mt_backend backend() noexcept;
     void check(mt_status status);
 
@@ -169,6 +170,7 @@ private:
     std::unique_ptr<cpu::Arena, cpu::CloseArena> arena_;
     uint64_t shape_ = 0;
     bool marked_ = false;
+    bool evaluates_ = false; /* since the last step */
 };
 
 /*
@@ -258,7 +260,7 @@ mt_status Core::check_canary(bool is_update) {
 
 mt_status Core::begin(void *self, const mt_batch *) {
     Core &core = of(self);
-    core.marked_ = false;
+    core.marked_ = core.evaluates_ = false;
     if (!core.canary_.is_there())
         MT_RETURN_IF_FAILED(guard([&] { core.canary_.lay_out(core.device_); }));
     return core.call([&] { core.backend_.attr("begin")(); });
@@ -327,25 +329,44 @@ mt_status Core::accumulate(void *self, size_t first, size_t count, double weight
     return status;
 }
 
+/* An evaluation has no rollback: what fails takes itself back, and the chunks whose figures are still to come. */
+mt_status Core::end_evaluation(mt_status status) {
+    if (status != MT_OK && evaluates_)
+        (void)call_surely([&] { backend_.attr("take_back_evaluation")(); });
+    return status;
+}
+
 mt_status Core::collect(void *self, mt_chunk_result *out) {
     Core &core = of(self);
     bool is_first = false;
-    mt_status status = core.call([&] {
-        is_first = core.backend_.attr("settle")().cast<bool>();
-        auto figures = core.backend_.attr("collect")().cast<std::tuple<double, double, double>>();
-        out->loss_sum = std::get<0>(figures);
-        out->units = std::get<1>(figures);
-        out->seconds = std::get<2>(figures);
-    });
-    return status == MT_OK && is_first ? core.check_canary(false) : status;
+    mt_status status = core.call([&] { is_first = core.backend_.attr("settle")().cast<bool>(); });
+    if (status == MT_OK && is_first) status = core.check_canary(false);
+    if (status == MT_OK)
+        status = core.call([&] {
+            auto told = core.backend_.attr("collect")().cast<std::tuple<double, double, double>>();
+            out->loss_sum = std::get<0>(told);
+            out->units = std::get<1>(told);
+            out->seconds = std::get<2>(told);
+        });
+    return core.end_evaluation(status);
 }
 
 mt_status Core::evaluate_chunk(void *self, const mt_batch *, size_t first, size_t count,
                                mt_chunk_result *out) {
     Core &core = of(self);
-    out->deferred = 0; /* its figures are read at once */
-    return core.run_chunk(false, count, out,
-                          [&] { read_sums(core.backend_.attr("evaluate")(first, count), out); });
+    bool may_wait = out->deferred != 0;
+    cpu::Refusals before = cpu::refusals();
+    core.evaluates_ = true;
+    mt_status status = core.call([&] { core.backend_.attr("keep_for_evaluation")(may_wait); });
+    if (status != MT_OK)
+        cpu::add_evidence(before, *out);
+    else
+        status = core.run_chunk(false, count, out, [&] {
+            py::object sums = core.backend_.attr("evaluate")(first, count, may_wait);
+            out->deferred = sums.is_none();
+            if (!out->deferred) read_sums(sums, out);
+        });
+    return core.end_evaluation(status);
 }
 
 mt_status Core::rollback(void *self) {

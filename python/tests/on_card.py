@@ -140,6 +140,57 @@ def wait_once():
     told["waits"], told["same"] = (once[0], each[0]), once[1] == each[1]
 
 
+class Counting(nn.Module):
+    """Counts its chunks, in evaluations too."""
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+        self.register_buffer("chunks", torch.zeros(1))
+
+    def forward(self, x):
+        self.chunks += 1
+        return F.dropout(self.body(x), 0.1, training=True)
+
+
+def evaluate_once():
+    """An evaluation of eight chunks of known size, and the same with each chunk waited for; then its requests fail."""
+    def start(waits=False):
+        model, trainer = trainer_for(Counting, micro_batch=4)
+        if waits:
+            trainer._backend.pending.takes = lambda values: False
+        values = batch(7)
+        for _ in range(2):
+            trainer.evaluate(*values)
+        torch.manual_seed(7)
+        return model, trainer, values
+
+    def evaluate(nth, persistent, model, trainer, values):
+        """Waits for the card, requests that failed, and the figures with the model's bits; of one that fails the bits alone."""
+        inject(nth, persistent)
+        before = card and counted()[1]
+        try:
+            report = trainer.evaluate(*values)
+            seen = [report.loss, report.metrics["right"]]
+        except torch.OutOfMemoryError:
+            seen = []
+        waited = card and counted()[1] - before
+        _, failed = injected()
+        inject(0)
+        return waited, failed, seen + [bits(model)]
+    unchanged = [bits(start()[0])]
+    once, each = evaluate(0, False, *start()), evaluate(0, False, *start(waits=True))
+    told["evaluation_waits"], told["evaluation_same"] = (once[0], each[0]), once[2] == each[2]
+    told["evaluation_wrong"], told["evaluation_tried"] = [], 0
+    for persistent in (False, True):
+        nth, failed = 1, 1
+        while failed:
+            _, failed, seen = evaluate(nth, persistent, *start())
+            if seen != (unchanged if persistent and failed else once[2]):
+                told["evaluation_wrong"].append([nth, persistent, failed, seen[:-1]])
+            told["evaluation_tried"] += 1
+            nth += 1 if os.environ.get("MT_TEST_SLOW") == "1" else 7
+
+
 def fail_in_turn():
     """Some of the requests of a step whose chunks are not waited for, once and for good."""
     def start():
@@ -267,6 +318,7 @@ if KIND != "cpu":
     go_on()
     draw()
     wait_once()
+    evaluate_once()
     fail_in_turn()
     told["check"] = str(trainer_for()[1].check(*batch(1)))
     check_in_trouble()

@@ -57,6 +57,7 @@ class Devices(unittest.TestCase):
         self.assertEqual(host["rights"], card["rights"])
         self.check_budget(kind, card)
         self.check_waits(card)
+        self.check_evaluation(card)
         self.check_faults(card)
         self.check_files(card)
         self.check_refusals("%s:0" % kind, card)
@@ -78,6 +79,16 @@ class Devices(unittest.TestCase):
         if not REAL:
             once, each = card["waits"]
             self.assertLessEqual(once, 2 if self.kind != "mps" else 4)
+            self.assertGreaterEqual(each, 8)
+
+    def check_evaluation(self, card):
+        """One for all chunks, on MPS another that looks whether the GPU did what it was given."""
+        self.assertTrue(card["evaluation_same"])
+        self.assertEqual(card["evaluation_wrong"], [])
+        self.assertGreater(card["evaluation_tried"], 10)
+        if not REAL:
+            once, each = card["evaluation_waits"]
+            self.assertLessEqual(once, 1 if self.kind != "mps" else 2)
             self.assertGreaterEqual(each, 8)
 
     def check_faults(self, card):
