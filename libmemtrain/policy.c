@@ -217,7 +217,6 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
     /* What is left of a step that has begun has the gradients before it to add to. */
     f.may_go_alone = rest == p->step.samples && mt__policy_may_go_alone(p, mode, rest);
     f.must_go_alone = p->step.resort == MT__RESORT_ALONE;
-    f.was_whole = p->was_whole;
     return f;
 }
 
@@ -369,9 +368,6 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
         status = plan_here(p, mode, samples, memory, out);
     if (status == MT_EDEVMEM) p->ladder = p->step.start;
     if (status == MT_OK) p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    if (status == MT_OK && mode == MT_TRAIN)
-        p->was_whole =
-            !out->discard && mt_plan_chunks(out) == 1 && mt_plan_covered(out) == out->samples;
     note_plan(p, mode, out, status);
     return status;
 }

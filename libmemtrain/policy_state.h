@@ -79,7 +79,6 @@ struct mt_policy {
     size_t budget;    /* that the last plan was made for; 0: none */
     int is_watched;   /* the budget is not enforced: a chunk went through above it */
     mt__kept keep;    /* of the last training plan */
-    int was_whole;    /* it was one chunk */
     /* for reports */
     mt_oom explained;    /* the last OOM of these rungs that was the budget's; chunk 0: none */
     mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */

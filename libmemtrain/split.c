@@ -40,9 +40,7 @@ static mt__split cut(size_t chunks, size_t fewest, int alone) {
 /* Chunks that are not chosen: the user's, or one of a loss that couples the samples. */
 static mt__split split_fixed(const mt__facts *f, const mt__kind *k) {
     size_t largest = mt__ceil_div(f->rest, f->fixed);
-    int fits = mt__kind_predict(k, MT__IN_PLACE, largest) <= f->room &&
-               !mt__kind_has_failed(k, MT__IN_PLACE, largest, f->room);
-    if (f->fixed == 1 && (f->was_whole || !fits) && fits_alone(f, k)) return cut(1, 1, 1);
+    if (f->fixed == 1 && fits_alone(f, k)) return cut(1, 1, 1);
     if (mt__kind_rules_out(k, MT__IN_PLACE, largest, f->room)) return cut(0, f->fixed, 0);
     return cut(f->fixed, f->fixed, 0);
 }
@@ -88,8 +86,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
             only ? mt__min(top, 2 * only->from) : top; /* from two recordings top is exact */
         if (learns && top < f->rest && chunk > k->learnt && mt__kind_wants_recording(k, chunk))
             return (mt__split){.single = chunk, .fewest = fewest, .discard = 1};
-        int goes_alone = alone && (fewest > 1 || f->was_whole);
-        return cut(goes_alone ? 1 : fewest, fewest, goes_alone);
+        return cut(alone ? 1 : fewest, fewest, alone);
     }
 
     /* 6. Sizes that are to be known run as one chunk each. */
@@ -116,6 +113,6 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     out.single = next;
     out.chunks = chunks;
     out.fewest = fewest;
-    out.alone = !next && chunks == 1 && alone && (fewest > 1 || f->was_whole);
+    out.alone = !next && chunks == 1 && alone;
     return out;
 }

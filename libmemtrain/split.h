@@ -26,7 +26,6 @@ typedef struct mt__facts {
     int is_short;         /* chunks of this step were made smaller: nothing is tried for speed */
     int may_go_alone;     /* rest is the whole batch and may be one chunk without an accumulator */
     int must_go_alone;    /* it is to be, known or not: nothing else is left */
-    int was_whole;        /* the last step was one chunk */
 } mt__facts;
 
 /* What is to be done. */
