@@ -90,25 +90,18 @@ static void set_patience(mt_policy *p, unsigned rung) {
     w->has_left = 0;
 }
 
-/*
- * The next rung to take, in turn from the highest that is taken; MT_RUNGS: none is left. Those that were passed over come last:
- * they were no help to an evaluation, or to a batch that could not be made smaller.
- */
+/* The cheapest rung that helps; MT_RUNGS: none is left. A batch may be made smaller again and again, but not on the CPU. */
 static unsigned next_rung(const mt_policy *p, mt_mode mode) {
-    const unsigned shorter = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-    unsigned open = allowed(p) & ~p->ladder.rungs, from = MT_RUNGS;
-    while (from > 0 && !(p->ladder.rungs & MT_RUNG_BIT(from - 1))) from--;
-    /* A batch may be made smaller again and again, but not on the CPU. */
-    if (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU))
-        open &= ~shorter;
-    else
-        open |= allowed(p) & shorter;
-    if (from == MT_RUNG_SMALLER_BATCH + 1) from--;
-    for (unsigned i = 0; i < MT_RUNGS; i++) {
-        unsigned rung = (from + i) % MT_RUNGS, bit = MT_RUNG_BIT(rung);
-        int helps =
-            bit == shorter ? can_shorten(p, mode) : mode == MT_TRAIN || !(SAME_NUMBERS & bit);
-        if ((open & bit) && helps) return rung;
+    int on_cpu = (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
+    for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
+        unsigned bit = MT_RUNG_BIT(rung);
+        int is_open = !(p->ladder.rungs & bit);
+        int helps = mode == MT_TRAIN || !(SAME_NUMBERS & bit);
+        if (rung == MT_RUNG_SMALLER_BATCH) {
+            is_open = !on_cpu;
+            helps = can_shorten(p, mode);
+        }
+        if ((allowed(p) & bit) && is_open && helps) return rung;
     }
     return MT_RUNGS;
 }
