@@ -84,9 +84,8 @@ struct mt_policy {
     mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
     /* the ladder */
     mt__ladder ladder;
-    mt__wait device_wait; /* for the way back from the CPU */
-    mt__wait wait;        /* for rungs to be left */
-    unsigned device;      /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
+    mt__wait wait;   /* for rungs to be left */
+    unsigned device; /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
     /* the cache */
     uint64_t calls[MT__MODES];
     uint64_t last_alloc_retries;

@@ -72,20 +72,17 @@ static int crosses_device(const mt_policy *p, unsigned rungs) {
 }
 
 static void arrive(mt_policy *p, unsigned rungs) {
-    if (crosses_device(p, rungs)) {
-        p->device_wait.steps = 0;
-        p->shortage.limit = 0; /* it is the other device's */
-    }
+    if (crosses_device(p, rungs)) p->shortage.limit = 0; /* it is the other device's */
     p->wait.steps = 0;
     p->ladder.rungs = rungs;
 }
 
 /* A rung that is taken within twice the patience after one was left was left too soon. */
-static void set_patience(mt_policy *p, unsigned rung) {
-    mt__wait *w = rung == MT_RUNG_CPU ? &p->device_wait : &p->wait;
+static void set_patience(mt_policy *p) {
+    mt__wait *w = &p->wait;
     if (w->has_left && w->steps < 2 * w->patience)
         w->patience *= 2;
-    else if (rung == MT_RUNG_CPU || !p->ladder.rungs)
+    else if (!p->ladder.rungs)
         w->patience = PATIENCE;
     w->has_left = 0;
 }
@@ -148,7 +145,7 @@ static int climb(mt_policy *p, mt_mode mode) {
     unsigned rung = next_rung(p, mode);
     if (rung == MT_RUNGS) return 0;
     p->step.resort = MT__RESORT_NONE;
-    set_patience(p, rung);
+    set_patience(p);
     arrive(p, p->ladder.rungs | MT_RUNG_BIT(rung));
     if (rung == MT_RUNG_SMALLER_BATCH) {
         size_t least = mt__smallest_chunk(&p->options, &p->info);
@@ -186,28 +183,24 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 /* ---- down -------------------------------------------------------------------------------------- */
 
 /*
- * Whether a chunk is thought to fit with these rungs. A bound is too much to ask for: where nothing is known
- * exactly, and nothing remembered to have failed, they are tried after a long time.
+ * Whether a chunk is thought to fit with these rungs, of whose kind k is. A bound is too much to ask for: where nothing is
+ * known exactly, and nothing remembered to have failed, they are tried after a long time. The room on the accelerator is not
+ * known from the CPU: it is simply tried.
  */
-static int may_fit(const mt_policy *p, unsigned rungs, size_t chunk, const mt_memory *memory) {
-    const mt__kind *k = mt__policy_find_kind(p, MT_TRAIN, rungs);
+static int may_fit(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk,
+                   const mt_memory *memory) {
     size_t room = mt__policy_room(p, memory);
     if (p->wait.steps <= p->wait.patience) return 0;
+    if (k && crosses_device(p, rungs)) mt__kind_forget(k);
+    if (crosses_device(p, rungs)) return 1;
     if (k && mt__kind_largest(k, MT__IN_PLACE, room) >= chunk) return 1;
     if (p->wait.steps <= PATIENCE * p->wait.patience) return 0;
     return !k || (!mt__kind_rules_out(k, MT__IN_PLACE, chunk, room) &&
                   !mt__kind_has_failed(k, MT__IN_PLACE, chunk, room));
 }
 
-/* The room on the accelerator is not known from the CPU: after a long time it is simply tried. */
-static int try_device(mt_policy *p, mt__kind *there) {
-    if (p->device_wait.steps < PATIENCE * p->device_wait.patience) return 0;
-    if (there) mt__kind_forget(there);
-    return 1;
-}
-
 static void leave(mt_policy *p, unsigned rungs, size_t chunk) {
-    *(crosses_device(p, rungs) ? &p->device_wait.has_left : &p->wait.has_left) = 1;
+    p->wait.has_left = 1;
     arrive(p, rungs);
     p->ladder.chunk = chunk;
 }
@@ -218,20 +211,20 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     size_t before = (size_t)ceil((double)chunk / CUT); /* one cut less */
     size_t whole = mt__policy_attainable(p, samples);
     p->wait.steps++;
-    p->device_wait.steps++;
     if (chunk >= whole) whole = before; /* that a small batch fits says nothing of larger ones */
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
         unsigned rest = below(rungs, rung);
         if (!(rungs & MT_RUNG_BIT(rung))) continue;
         mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rest);
         if (there) there->plans++; /* what failed there is forgotten as if it had been planned */
-        if (crosses_device(p, rest) ? try_device(p, there) : may_fit(p, rest, whole, memory)) {
+        if (may_fit(p, there, rest, whole, memory)) {
             leave(p, rest, 0);
             return;
         }
     }
     /* Or the batch grows by one cut. */
-    if (chunk && before < whole && may_fit(p, rungs, before, memory)) leave(p, rungs, before);
+    mt__kind *here = mt__policy_find_kind(p, MT_TRAIN, rungs);
+    if (chunk && before < whole && may_fit(p, here, rungs, before, memory)) leave(p, rungs, before);
 }
 
 void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {
@@ -248,10 +241,10 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
         p->ladder.rungs = below(p->ladder.rungs, (unsigned)rung);
         if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.chunk = 0;
     } else {
-        set_patience(p, (unsigned)rung);
+        set_patience(p);
         p->ladder.rungs |= MT_RUNG_BIT(rung);
     }
-    p->wait.steps = p->device_wait.steps = 0;
+    p->wait.steps = 0;
     p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     p->next = MT__AFTER_OOM;
     return MT_OK;

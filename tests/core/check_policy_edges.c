@@ -429,7 +429,7 @@ static const struct {
 } on_a_rung[] = {
     {"nothing is known of a shape without the rung, which stays", BIT(CHECKPOINTING), PATIENCE, 40,
      99, BIT(CHECKPOINTING)},
-    {"the way back from the CPU is just tried", BIT(CPU), PATIENCE *PATIENCE - 1, 40, 99, 0},
+    {"the way back from the CPU is just tried", BIT(CPU), PATIENCE, 40, 99, 0},
     {"a shape known without the rung", BIT(CHECKPOINTING), PATIENCE, 40, 7, 0},
     {"without a budget there is room", BIT(CHECKPOINTING), PATIENCE, 0, 0, 0},
 };
