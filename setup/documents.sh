@@ -3,7 +3,8 @@
 #
 #     sh setup/documents.sh BUILD [NAME...]       rows of setup/documents.txt by the beginnings of their names
 #
-# Each row is a run of its own with a time limit. What is printed comes from its trace. The resident bytes are the most that
+# Each row is a run of its own with a time limit. What is printed comes from its trace. The first steps may have the highest
+# peak: the last step has that of the chunks which the run has come to. The resident bytes are the most that
 # the kernel has seen of the process (Linux). A row that does not fit, fails or is out of time says so, and the next one runs.
 set -eu
 build=$1
@@ -58,15 +59,16 @@ figures() {
                 if (!least || chunk[i] + 0 < least) least = chunk[i] + 0
                 if (chunk[i] + 0 > most) most = chunk[i] + 0
             }
-            if (value("peak_bytes") + 0 > peak) peak = value("peak_bytes") + 0
+            last = value("peak_bytes") + 0
+            if (last > peak) peak = last
             if (value("budget_bytes") + 0) budget = value("budget_bytes") + 0
         }
         /^{"event":"oom"/ { ooms++ }
         END {
             if (!steps) { print "no step"; exit }
             chunks = least == most ? least : least " to " most
-            printf "budget %s, peak %s, chunks of %s, %.3g s a step at the end, %d steps, %d OOMs, ",
-                mib(budget), mib(peak), chunks, seconds[steps], steps, ooms
+            printf "budget %s, peak %s, %s of the last step, chunks of %s, ", mib(budget), mib(peak), mib(last), chunks
+            printf "%.3g s a step at the end, %d steps, %d OOMs, ", seconds[steps], steps, ooms
             printf "resident %s\n", mib(resident * 1024)
         }' "$1"
 }
