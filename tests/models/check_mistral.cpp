@@ -259,6 +259,11 @@ TEST("program", wrong_requests) {
     ck_refused(prsmed_lm_new(&options, &lm), MT_EINVAL, "model is 9");
     ck_status(prsmed_lm_write(0, in_folder("w").c_str()), MT_EINVAL);
     ck_status(prsmed_lm_write(PRSMED_LM_TINY, "/nonexistent/w"), MT_EIO);
+    options = PRSMED_LM_OPTIONS_INIT;
+    options.states = "s";
+    options.keep = 1;
+    ck_refused(prsmed_lm_new(&options, &lm), MT_EINVAL, "states need keep, states_of and prompts");
+    options = PRSMED_LM_OPTIONS_INIT;
     options.model = PRSMED_LM_500M;
     options.weights = "/nonexistent/w";
     ck_status(prsmed_lm_new(&options, &lm), MT_EIO);
