@@ -9,8 +9,11 @@
 # "100%: Checks: 12, Failures: 0, Errors: 0" is read; a line that starts with "SKIP:" is one skipped.
 # A static check prints "ok NAME", "FAIL NAME: why" or "SKIP: NAME: why". Fails when anything failed,
 # and when nothing passed. PROGRAM:CASE runs that case of the program alone. PROGRAM@KIND runs it on the test device, as a card
-# of that kind. WRAP is put before each test program (valgrind).
+# of that kind. WRAP is put before each test program (valgrind). A test has three times its seconds (CK_TIMEOUT_MULTIPLIER): on a
+# busy machine one that takes 20 s has taken 60, and one that hangs is seen as well after three minutes.
 set -eu
+: "${CK_TIMEOUT_MULTIPLIER:=3}"
+export CK_TIMEOUT_MULTIPLIER
 cd "$(dirname "$0")/.."
 
 # run_one ITEM: shows what it printed; keeps its counts, and what failed, in $results.
