@@ -17,7 +17,11 @@
  * What is left out is scratch memory that does not grow with the samples. On CPUs without AVX-512
  * some convolutions take up to 4 times their weight for each thread; those in channels_last take some
  * times their weight on any. Peaks of large chunks are exact, or that much too low. In bfloat16 they
- * may be too high by copies of the weight.
+ * may be too high by copies of the weight. One thing grows: oneDNN rounds channels up to its vectors,
+ * to 16 numbers with AVX-512. So networks whose channels are no multiple of that are told too low.
+ *
+ * A model whose own code looks at values may refuse what it finds. Results of sigmoid and softmax lie
+ * between 0 and 1, and small products are zeros.
  *
  * Losses, gradients and metrics of a dry run mean nothing. Take its steps back (rollback), and use
  * no file that was written in one.

@@ -17,7 +17,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/Parallel.h>
-#include <ATen/native/Pool.h>
 #include <ATen/ops/_slow_conv2d_backward_native.h>
 #include <ATen/ops/_slow_conv2d_forward_native.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_native.h>
@@ -27,7 +26,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/max_pool2d_with_indices_ops.h>
 #include <ATen/ops/mkldnn_convolution_native.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -57,14 +58,28 @@ Tensor blank(IntArrayRef sizes, const at::TensorOptions &options,
     return clear(out);
 }
 
+/* Of the same shape, order and type; operators for such tensors shape their results and refuse what they always refuse. */
+Tensor without_memory(const Tensor &tensor) {
+    Tensor meta =
+        at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+        meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return meta;
+}
+
 /* ---- products ---------------------------------------------------------------------------------- */
 
-/* What BLAS cannot read is copied first: neither rows nor columns are dense. */
-void copy_for_blas(const Tensor &matrix) {
+/* What BLAS cannot read is copied first, and the copies are there together: neither rows nor columns are dense. */
+Tensor copy_for_blas(const Tensor &matrix) {
     int64_t r = matrix.stride(-2), c = matrix.stride(-1);
     bool by_rows = c == 1 && r >= std::max<int64_t>(1, matrix.size(-1));
     bool by_columns = r == 1 && c >= std::max<int64_t>(1, matrix.size(-2));
-    if (!by_rows && !by_columns) (void)matrix.clone(at::MemoryFormat::Contiguous);
+    if (by_rows || by_columns) return {};
+    return matrix.clone(at::MemoryFormat::Contiguous);
+}
+
+void copy_both(const Tensor &a, const Tensor &b) {
+    const Tensor left = copy_for_blas(a), right = copy_for_blas(b);
 }
 
 void check_product(const Tensor &a, const Tensor &b, int64_t dimensions) {
@@ -80,7 +95,7 @@ Tensor product(const Tensor &a, const Tensor &b, int64_t dimensions) {
     check_product(a, b, dimensions);
     Tensor out = dimensions == 2 ? blank({a.size(0), b.size(1)}, a.options())
                                  : blank({a.size(0), a.size(1), b.size(2)}, a.options());
-    if (dimensions == 2) copy_for_blas(a), copy_for_blas(b);
+    if (dimensions == 2) copy_both(a, b);
     return out;
 }
 
@@ -88,7 +103,7 @@ Tensor &product_into(const Tensor &a, const Tensor &b, int64_t dimensions, Tenso
     check_product(a, b, dimensions);
     if (dimensions == 2) {
         out.resize_({a.size(0), b.size(1)});
-        copy_for_blas(a), copy_for_blas(b);
+        copy_both(a, b);
     } else {
         out.resize_({a.size(0), a.size(1), b.size(2)});
     }
@@ -109,11 +124,20 @@ Tensor &bmm_out(const Tensor &a, const Tensor &b, Tensor &out) {
 }
 
 using at::Scalar;
-Tensor addmm(const Tensor &, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
-    return product(a, b, 2);
+
+/* What is added is refused where its shape does not go with the product's. */
+Tensor sum(const Tensor &self, const Tensor &a, const Tensor &b, int64_t dimensions) {
+    Tensor out = product(a, b, dimensions);
+    (void)self.expand(out.sizes());
+    return out;
 }
-Tensor baddbmm(const Tensor &, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
-    return product(a, b, 3);
+
+Tensor addmm(const Tensor &self, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
+    return sum(self, a, b, 2);
+}
+Tensor baddbmm(const Tensor &self, const Tensor &a, const Tensor &b, const Scalar &,
+               const Scalar &) {
+    return sum(self, a, b, 3);
 }
 Tensor &addmm_out(const Tensor &, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &,
                   Tensor &out) {
@@ -125,7 +149,7 @@ Tensor &baddbmm_out(const Tensor &, const Tensor &a, const Tensor &b, const Scal
 }
 Tensor &addmm_(Tensor &self, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
     check_product(a, b, 2);
-    copy_for_blas(a), copy_for_blas(b);
+    copy_both(a, b);
     return self;
 }
 Tensor &baddbmm_(Tensor &self, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
@@ -177,15 +201,17 @@ Tensor onednn(const Tensor &input, const Tensor &weight, const Maybe &bias, IntA
     return blank(sizes, in.options());
 }
 
+/* With a stride it makes the result twice, but for kernels of 1 x 1 and where channels are in groups. */
 Tensor onednn_grad_input(const Tensor &out, const Tensor &in, const Tensor &kernel,
-                         at::MemoryFormat format) {
+                         at::MemoryFormat format, bool has_stride) {
     if (format == at::MemoryFormat::ChannelsLast) {
         Tensor grad = blank(in.sizes(), out.options(), format);
         block(kernel);
         return grad;
     }
-    Tensor out_blocks = block(out), weight_blocks = block(kernel), result = block(in);
+    Tensor out_blocks = block(out), weight_blocks = block(kernel), result = block(in), again;
     out_blocks.reset(), weight_blocks.reset();
+    if (has_stride) again = block(in);
     return blank(in.sizes(), out.options());
 }
 
@@ -203,11 +229,11 @@ Tensor onednn_grad_weight(const Tensor &out, const Tensor &in, const Tensor &ker
 }
 
 Three onednn_backward(const Tensor &grad, const Tensor &input, const Tensor &weight,
-                      std::array<bool, 3> wanted) {
+                      bool has_stride, std::array<bool, 3> wanted) {
     at::MemoryFormat format = format_of(at::native::mkldnn_conv_use_channels_last(input, weight));
     Tensor in = input.contiguous(format), kernel = weight.contiguous(format);
     Tensor out = grad.contiguous(format), grad_input, grad_weight, grad_bias;
-    if (wanted[0]) grad_input = onednn_grad_input(out, in, kernel, format);
+    if (wanted[0]) grad_input = onednn_grad_input(out, in, kernel, format, has_stride);
     if (wanted[1] || wanted[2]) grad_weight = onednn_grad_weight(out, in, kernel, format);
     if (wanted[2]) grad_bias = blank({kernel.size(0)}, kernel.options());
     return {grad_input, grad_weight, grad_bias};
@@ -259,7 +285,8 @@ Three convolution_backward(const Tensor &grad, const Tensor &input, const Tensor
                      at::native::select_conv_backend(
                          input, weight, {}, of(stride), of(padding), of(dilation), transposed,
                          of(output_padding), groups, sizes) == at::native::ConvBackend::Mkldnn;
-    if (is_onednn) return onednn_backward(grad, input, weight, wanted);
+    bool has_stride = stride[0] > 1 && groups == 1 && weight.size(2) > 1;
+    if (is_onednn) return onednn_backward(grad, input, weight, has_stride, wanted);
     return at::native::convolution_backward(grad, input, weight, bias_sizes, stride, padding,
                                             dilation, transposed, output_padding, groups, wanted);
 }
@@ -276,7 +303,8 @@ Three norm(const Tensor &input, const Maybe &weight, const Maybe &, const Maybe 
 }
 
 bool is_dense(const Tensor &tensor) {
-    return tensor.is_contiguous() || tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
+    return tensor.is_contiguous() || tensor.is_contiguous(at::MemoryFormat::ChannelsLast) ||
+           tensor.is_contiguous(at::MemoryFormat::ChannelsLast3d);
 }
 
 Three norm_backward(const Tensor &grad, const Tensor &input, const Maybe &weight, const Maybe &,
@@ -296,25 +324,27 @@ Three norm_backward(const Tensor &grad, const Tensor &input, const Maybe &weight
 
 /* ---- pooling ----------------------------------------------------------------------------------- */
 
-/* Zeros are places too, so that the backward pass may follow them. */
+/* As libtorch shapes and refuses them. Zeros are places too, so that the backward pass may follow them. */
 std::tuple<Tensor, Tensor> max_pool(const Tensor &input, IntArrayRef kernel, IntArrayRef stride,
                                     IntArrayRef padding, IntArrayRef dilation, bool ceil) {
-    auto at_dim = [](IntArrayRef list, size_t d) { return list[list.size() == 1 ? 0 : d]; };
-    std::vector<int64_t> sizes = input.sizes().vec();
-    for (size_t d = 0; d < 2; d++) {
-        int64_t &size = sizes[sizes.size() - 2 + d];
-        size = at::native::pooling_output_shape<int64_t>(
-            size, at_dim(kernel, d), at_dim(padding, d),
-            at_dim(stride.empty() ? kernel : stride, d), at_dim(dilation, d), ceil);
-    }
+    auto [out, places] = at::_ops::max_pool2d_with_indices::redispatch(
+        c10::DispatchKeySet(c10::DispatchKey::Meta), without_memory(input), kernel, stride, padding,
+        dilation, ceil);
     at::MemoryFormat format = input.suggest_memory_format();
-    Tensor out = blank(sizes, input.options(), format);
-    return {out, blank(sizes, input.options().dtype(at::kLong), format)};
+    std::tuple<Tensor, Tensor> pooled{blank(out.sizes(), input.options(), format),
+                                      blank(out.sizes(), input.options().dtype(at::kLong), format)};
+    Tensor dense = input.contiguous(format);
+    return pooled;
 }
 
-Tensor max_pool_backward(const Tensor &, const Tensor &input, IntArrayRef, IntArrayRef, IntArrayRef,
-                         IntArrayRef, bool, const Tensor &) {
-    return blank(input.sizes(), input.options(), input.suggest_memory_format());
+/* What lies in another order than the gradient is copied, and so is the result. */
+Tensor max_pool_backward(const Tensor &grad, const Tensor &input, IntArrayRef, IntArrayRef,
+                         IntArrayRef, IntArrayRef, bool, const Tensor &places) {
+    at::MemoryFormat format = input.suggest_memory_format(), theirs = grad.suggest_memory_format();
+    Tensor out = blank(input.sizes(), input.options(), format);
+    Tensor dense = grad.contiguous(theirs), found = places.contiguous(theirs), other;
+    if (theirs != format) other = at::empty(input.sizes(), input.options().memory_format(theirs));
+    return out;
 }
 
 /* ---- attention --------------------------------------------------------------------------------- */
@@ -345,24 +375,42 @@ void check_attention(const Tensor &query, const Tensor &key, const Tensor &value
 
 using Two = std::tuple<Tensor, Tensor>;
 
+/* libtorch 2.15 does. Else the result has the heads of each word side by side. */
+bool attention_is_like_its_query() {
+    Tensor query = at::zeros({1, 2, 3, 4});
+    return std::get<0>(at::native::_scaled_dot_product_flash_attention_cpu(query, query, query))
+        .is_contiguous();
+}
+bool like_query = false; /* asked before kernels change */
+
+/* Heads that share a key are computed, too. */
+bool is_computed(const Tensor &query, const Tensor &key) {
+    return query.scalar_type() != at::kFloat || query.dim() != 4 || key.dim() != 4 ||
+           query.size(1) != key.size(1);
+}
+
 Two attention(const Tensor &query, const Tensor &key, const Tensor &value, double dropout,
               bool causal, const Maybe &mask, std::optional<double> scale) {
-    if (query.scalar_type() != at::kFloat)
+    if (is_computed(query, key))
         return at::native::_scaled_dot_product_flash_attention_cpu(query, key, value, dropout,
                                                                    causal, mask, scale);
     check_attention(query, key, value, mask);
     int64_t samples = query.size(0), heads = query.size(1), length = query.size(2);
     int64_t q = queries_of_block(length), k = keys_of_block(key.size(2));
-    Tensor out = blank({samples, length, heads, query.size(3)}, query.options());
+    Tensor out =
+        like_query
+            ? at::empty_like(query)
+            : at::empty({samples, length, heads, query.size(3)}, query.options()).transpose(1, 2);
+    clear(out);
     Tensor sums = blank({samples, length, heads}, query.options());
     (void)at::empty({at::get_num_threads(), q * (k + 2 + query.size(3))}, query.options());
-    return {out.transpose(1, 2), sums.transpose(1, 2)};
+    return {out, sums.transpose(1, 2)};
 }
 
 Three attention_backward(const Tensor &grad, const Tensor &query, const Tensor &key,
                          const Tensor &value, const Tensor &out, const Tensor &sums, double dropout,
                          bool causal, const Maybe &mask, std::optional<double> scale) {
-    if (!grad.defined() || query.scalar_type() != at::kFloat)
+    if (!grad.defined() || is_computed(query, key))
         return at::native::_scaled_dot_product_flash_attention_cpu_backward(
             grad, query, key, value, out, sums, dropout, causal, mask, scale);
     check_attention(query, key, value, mask);
@@ -388,13 +436,15 @@ Tensor &relu_(Tensor &self) {
 }
 
 Tensor &bernoulli_(Tensor &self, double p, std::optional<at::Generator> generator) {
+    TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
     return self.nbytes() > most_zeros ? self : at::native::bernoulli_(self, p, generator);
 }
 
 /* Operators whose results libtorch shapes for tensors without memory, and those that write them into given ones. */
 constexpr struct Plain {
     const char *name, *into;
-    bool reads_rows; /* what is not contiguous is copied first */
+    bool reads_rows;         /* what is not contiguous is copied first */
+    bool is_between = false; /* 0 and 1, which losses and draws insist on */
 } plain[] = {
     {"add.Tensor", "add.out", false},
     {"add_.Tensor", "add.out", false},
@@ -411,7 +461,7 @@ constexpr struct Plain {
     {"rsqrt", "rsqrt.out", false},
     {"reciprocal", "reciprocal.out", false},
     {"pow.Tensor_Scalar", "pow.Tensor_Scalar_out", false},
-    {"sigmoid", "sigmoid.out", false},
+    {"sigmoid", "sigmoid.out", false, true},
     {"sigmoid_backward", "sigmoid_backward.grad_input", false},
     {"silu", "silu.out", false},
     {"silu_", "silu.out", false},
@@ -421,7 +471,7 @@ constexpr struct Plain {
     {"gelu", "gelu.out", false},
     {"gelu_backward", "gelu_backward.grad_input", false},
     {"threshold_backward", "threshold_backward.grad_input", false},
-    {"_softmax", "_softmax.out", true},
+    {"_softmax", "_softmax.out", true, true},
     {"_softmax_backward_data", "_softmax_backward_data.out", true},
     {"_log_softmax", "_log_softmax.out", true},
     {"_log_softmax_backward_data", "_log_softmax_backward_data.out", true},
@@ -432,14 +482,6 @@ c10::OperatorHandle operator_named(const std::string &name) {
     std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
     std::string full = "aten::" + name.substr(0, dot);
     return c10::Dispatcher::singleton().findSchemaOrThrow(full.c_str(), overload.c_str());
-}
-
-Tensor without_memory(const Tensor &tensor) {
-    Tensor meta =
-        at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
-        meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return meta;
 }
 
 /*
@@ -467,6 +509,7 @@ public:
             make_copies(arguments, like);
         else
             compute(arguments, out);
+        if (left_out && row_.is_between) out.fill_(0.5);
         stack->erase(first, stack->end());
         stack->emplace_back(out);
     }
@@ -555,6 +598,7 @@ mt_status mt_dry_run(int on) {
         c10::WarningUtils::WarningHandlerGuard warnings(&quiet);
         if ((on != 0) == (kernels != nullptr)) return;
         if (on && cpu::installed()) cpu::follow_host(); /* for the last time until it ends */
+        if (on) like_query = attention_is_like_its_query();
         kernels = on ? register_kernels() : nullptr;
         is_dry = on != 0;
         cpu::keep_all_pages(on != 0); /* to clear new ones would take the most time */

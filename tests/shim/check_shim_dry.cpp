@@ -235,12 +235,59 @@ const struct {
                         at::_log_softmax_backward_data(p.a, p.whole(), 1, at::kFloat)};
      }},
     {"dropout", [](const Pair &p) { return Tensors{at::dropout(p.a, 0.5, true)}; }},
+    {"cross entropy of a sigmoid",
+     [](const Pair &p) { return Tensors{at::binary_cross_entropy(p.a.sigmoid(), p.a)}; }},
+    {"a draw of a softmax",
+     [](const Pair &p) { return Tensors{at::multinomial(p.a.softmax(-1).flatten(0, 2), 1)}; }},
+    {"product of matrices that are no rows",
+     [](const Pair &p) {
+         return Tensors{at::mm(p.a.flatten(0, 2).slice(0, 0, 64, 2).slice(1, 0, 64, 2),
+                               at::rand({64, 2048}).slice(0, 0, 64, 2).slice(1, 0, 2048, 2))};
+     }},
+    {"max pool",
+     [](const Pair &p) {
+         Tensor a = p.a.detach().requires_grad_();
+         Tensor out = at::max_pool2d(a, 3, 2, 1);
+         out.backward(at::ones_like(out));
+         return Tensors{out.detach(), a.grad()};
+     }},
+    {"max pool under a sum",
+     [](const Pair &p) {
+         Tensor a = p.a.detach().requires_grad_();
+         at::max_pool2d(a, 2).sum().backward();
+         return Tensors{a.grad()};
+     }},
+    {"max pool under rows",
+     [](const Pair &p) {
+         Tensor a = p.a.detach().requires_grad_();
+         Tensor out = at::max_pool2d(a, 2);
+         out.backward(at::ones(out.sizes()));
+         return Tensors{a.grad()};
+     }},
+    {"convolution of stride 2",
+     [](const Pair &p) {
+         Tensor a = p.a.contiguous().detach().requires_grad_(); /* others have scratch memory */
+         Tensor weight = at::ones({32, 16, 3, 3}, at::requires_grad());
+         at::conv2d(a, weight, {}, 2, 1).sum().backward();
+         return Tensors{a.grad()};
+     }},
     {"max pool of rows",
      [](const Pair &p) { return Tensors{at::max_pool1d(p.a.flatten(1, 2), 2)}; }},
     {"norm of an evaluation",
      [](const Pair &p) {
          Tensor ones = at::ones({16});
          return Tensors{at::batch_norm(p.a, ones, ones, ones, ones, false, 0.1, 1e-5, false)};
+     }},
+    {"attention of rows",
+     [](const Pair &p) {
+         Tensor q = p.a.transpose(0, 1),
+                out = at::scaled_dot_product_attention(q, p.a.clone().transpose(0, 1), q);
+         return Tensors{out, out.transpose(1, 2).reshape({16, 64, 512})};
+     }},
+    {"attention of heads that share keys",
+     [](const Pair &p) {
+         Tensor keys = at::rand({8, 4, 64, 64});
+         return Tensors{at::scaled_dot_product_attention(p.a, keys, keys, {}, 0, false, {}, true)};
      }},
     {"attention, 256 words", [](const Pair &) { return attended(256, false, false); }},
     {"attention, 1000 words, causal", [](const Pair &) { return attended(1000, false, true); }},
@@ -288,6 +335,10 @@ TEST("dry", operands_that_do_not_belong_together_are_refused) {
     bench::must(mt_dry_run(1), "dry");
     for (const std::string &refusal : {refusal_of([&] { a + b; }), refusal_of([&] { a.mul(b); })})
         ck_contains(refusal.c_str(), "must match the size of tensor b");
+    ck_assert(!refusal_of([&] { at::max_pool2d(at::ones({1024}), 2); }).empty());
+    ck_assert(!refusal_of([&] { at::max_pool2d(a.view({1, 1024, 1024}), {2, 2, 2}); }).empty());
+    ck_assert(!refusal_of([&] { at::addmm(at::ones({3}), a, b); }).empty());
+    ck_assert(!refusal_of([&] { at::ones({1024, 1024}).bernoulli_(1.5); }).empty());
     bench::must(mt_dry_run(0), "real");
 }
 

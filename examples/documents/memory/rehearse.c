@@ -111,8 +111,7 @@ static mt_status try_chunk(const ex_rehearsal *r, size_t samples) {
     if (status != MT_OK) return status;
     status = b->accumulate(b->self, 0, samples, (double)samples / (double)r->batch.count, &result);
     mt_status back = b->rollback(b->self);
-    if (back != MT_OK) return back;
-    return status == MT_EDEVMEM ? MT_OK : status;
+    return back != MT_OK ? back : status;
 }
 
 mt_status ex_rehearse_open(const mt_backend *backend, const ex_source *source, int64_t side,

@@ -41,7 +41,8 @@ int ex_rehearse_is_dry(int64_t mode, int64_t side);
  * @param source   of the real batches; a dimension of `side` elements is one of the picture. Borrowed
  * @param least    samples of the chunk that is tried
  * @param out      free with ex_rehearse_close in any case
- * @return MT_OK; MT_ENOTSUP for pictures whose side is no multiple of 32, and a network that cannot be rehearsed; what the
+ * @return MT_OK; MT_EDEVMEM where the trial ran out of memory, so that it is not known whether smaller pictures tell what these
+ *         take; MT_ENOTSUP for pictures whose side is no multiple of 32, and a network that cannot be rehearsed; what the
  *         backend returned, if the network takes no pictures of another size
  */
 MT_NODISCARD mt_status ex_rehearse_open(const mt_backend *backend, const ex_source *source,

@@ -37,7 +37,7 @@ typedef struct prsmed_lm_options {
     /*
      * A file of what runs before have kept, which this one begins with; it needs keep, prompts and states_of, a mark of the
      * weights. A file of other weights, another type or other prompts to centre by, or a damaged one, is left out with a line. A
-     * whole file without states is refused. NULL: none.
+     * file that never had states is refused. NULL: none.
      */
     const char *states, *states_of;
 } prsmed_lm_options;

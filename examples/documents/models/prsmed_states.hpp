@@ -148,7 +148,9 @@ inline mt_status read_all(const StatesFile &file, const mt_safetensors *opened, 
     if (status == MT_OK) status = mt_safetensors_find(opened, "prompts", &index);
     if (status == MT_OK) status = mt_safetensors_get(opened, index, &tokens);
     if (status != MT_OK) return status;
-    const int64_t count = tokens.dims ? tokens.shape[0] : 0;
+    if (tokens.dims != 2 || tokens.shape[1] != file.length)
+        return mt_set_error(MT_EINVAL, "its 'prompts' has another shape than this run's");
+    const int64_t count = tokens.shape[0];
     States s = empty_states(file, static_cast<size_t>(count));
     const Pieces pieces = pieces_of(s);
     const auto all = parts_of(file, count);
@@ -161,11 +163,21 @@ inline mt_status read_all(const StatesFile &file, const mt_safetensors *opened, 
     return MT_OK;
 }
 
+/* Whether a file that cannot be read was one of states: its header has begun so. An empty one is free. */
+inline bool is_ours(const char *path, const char *name) {
+    std::string begin(1024, '\0');
+    FILE *file = std::fopen(path, "rb");
+    if (!file) return true; /* the system says why */
+    begin.resize(std::fread(begin.data(), 1, begin.size(), file));
+    std::fclose(file);
+    return begin.empty() || begin.find(name) != std::string::npos;
+}
+
 } // namespace states
 
 /*
  * What an earlier run has left there, if anything. A file that is damaged, or of something else, is left out with a line.
- * @return MT_OK; MT_EINVAL for a whole file of other tensors, which is not to be replaced; MT_ENOMEM
+ * @return MT_OK; MT_EINVAL for a file that never had states, which is not to be replaced; MT_ENOMEM
  */
 inline mt_status read_states(const StatesFile &file, States &out) {
     const char *path = file.path.c_str();
@@ -174,9 +186,10 @@ inline mt_status read_states(const StatesFile &file, States &out) {
     mt_status status = mt_safetensors_open(path, &opened);
     const std::unique_ptr<mt_safetensors, void (*)(mt_safetensors *)> owner(opened,
                                                                             mt_safetensors_free);
-    if (status == MT_OK && !mt_safetensors_metadata(opened, file.of[0].first))
+    if (status == MT_OK ? !mt_safetensors_metadata(opened, file.of[0].first)
+                        : status == MT_EINVAL && !states::is_ours(path, file.of[0].first))
         return mt_set_error(MT_EINVAL,
-                            "--cache-frozen-file: '%.200s' is a file of other tensors; accepted: "
+                            "--cache-frozen-file: '%.200s' is a file of something else; accepted: "
                             "one that this flag has written, or a name that is free",
                             path);
     if (status == MT_OK) status = states::read_all(file, opened, out);

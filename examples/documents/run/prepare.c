@@ -287,7 +287,7 @@ static mt_status explain(ex_training *t) {
     mt_status status =
         ex_rehearse_open(&t->backend, &t->source, flags->image_size, (size_t)flags->batch,
                          ex_flags_least(flags, &t->info), &rehearsal);
-    int goes = status == MT_OK;
+    int goes = status == MT_OK || (status == MT_EDEVMEM && flags->rehearse == EX_REHEARSE_ON);
     if (goes) {
         printf("Chunks of %lld x %lld pixels are not run: those of 96, 128 and 160 pixels tell "
                "what they take.\n",
