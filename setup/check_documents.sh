@@ -34,7 +34,7 @@ while IFS='|' read -r name limit theirs command; do
 done <setup/documents.txt
 [ $rows -ge 10 ] || fail rows "$rows of them"
 
-small="food101 --device cpu --image-size 32 --threads 1 --dev-samples 40 --batch 4 --no-validation"
+small="food101 --device cpu --image-size 32 --threads 1 --workers 0 --dev-samples 40 --batch 4 --no-validation"
 cat >"$notes/list" <<END
 # One that goes through, one that does not fit, one that is not wanted.
 fits | 600 | a figure | $small --steps 2 --budget 1GiB --micro-batch 2
