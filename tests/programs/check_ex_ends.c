@@ -454,10 +454,10 @@ TEST_LOOP("fits", explaining_says_what_the_run_does, LENGTH(foretold)) {
 /* A batch that cannot be cut, until it fits or can be made no smaller. */
 TEST("fits", explaining_a_smaller_batch) {
     size_t samples;
-    EXPECT(0, "--device", "cpu", "--threads", "1", "--steps", "1", "--epochs", "1", "--progress",
-           "off", "--image-size", "96", "--budget", "240MiB", "--batch", "21", "--min-micro-batch",
-           "11", "--checkpointing", "off", "--fallback", "smaller-batch", "--explain", "--trace",
-           cli_trace);
+    EXPECT(0, "--device", "cpu", "--threads", "1", "--workers", "0", "--steps", "1", "--epochs",
+           "1", "--progress", "off", "--image-size", "96", "--budget", "240MiB", "--batch", "21",
+           "--min-micro-batch", "11", "--checkpointing", "off", "--fallback", "smaller-batch",
+           "--explain", "--trace", cli_trace);
     ck_contains(cli_out, " of 21): ");
     ck_contains(cli_out, "Rungs that the run takes: smaller_batch\n");
     const char *told = strstr(cli_out, "A step of 1 chunk of ");
