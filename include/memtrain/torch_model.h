@@ -108,7 +108,11 @@ typedef struct mt_model_ops {
     size_t size; /* sizeof(mt_model_ops) */
     mt_status (*visit_parameters)(void *self, mt_visit_fn fn, void *user);
     mt_status (*visit_buffers)(void *self, mt_visit_fn fn, void *user); /* may be NULL */
-    mt_status (*set_training)(void *self, int on);                      /* may be NULL */
+    /*
+     * Called with 1 at the beginning of each step, and with 0 before each chunk of an evaluation.
+     * A module that is to stay in another mode is put there by loss. May be NULL.
+     */
+    mt_status (*set_training)(void *self, int on);
     /*
      * Computes the forward pass and the loss of one chunk, on the device. Writes the loss into
      * out_loss: a scalar with its graph, the mean over the chunk's units. Writes the metrics into

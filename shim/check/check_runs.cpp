@@ -306,14 +306,14 @@ static bool are_same(const std::vector<Named> &a, const std::vector<Named> &b) {
     return true;
 }
 
-mt_status Runs::run(Mode mode, Depth depth, const std::vector<size_t> &parts,
+mt_status Runs::run(bool training, Depth depth, const std::vector<size_t> &parts,
                     const std::vector<size_t> &chunks, RunResult &out) {
     out = {};
     return taken_back(parts, [&](size_t samples) {
         std::vector<Named> before, after;
         mt_status status = guard(torch_.device, [&] {
             Calling calling(torch_);
-            set_mode(torch_, mode);
+            set_training(*torch_.model, training);
             append_rng(torch_.device, before);
         });
         if (status != MT_OK) return status;
@@ -351,7 +351,7 @@ mt_status Runs::run_state(const std::vector<size_t> &parts, const std::vector<si
         NormWatch watch(true);
         mt_status status = guard(torch_.device, [&] {
             Calling calling(torch_);
-            set_mode(torch_, Mode::training);
+            set_training(*torch_.model, true);
             out.buffers = buffers_of(*torch_.model);
             out.before.take(out.buffers);
             if (others) (void)at::rand({1}, at::device(torch_.device));

@@ -104,7 +104,6 @@ void relocate(mt_torch &torch, const Device &to) {
         torch.written = std::move(moved.written);
         torch.device = to;
         torch.device_name = to.name();
-        torch.mode = Mode::unknown;
     } catch (...) {
         (void)guard([&] { tell_model(*torch.model, torch.device); });
         put_back(before);

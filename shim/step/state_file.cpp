@@ -291,7 +291,6 @@ void revive(mt_torch &torch) {
     if (torch.phase != Phase::poisoned) return;
     torch.flat->clear_gradients();
     torch.marked = false;
-    torch.mode = Mode::unknown;
     torch.phase = Phase::idle;
 }
 

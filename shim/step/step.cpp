@@ -102,13 +102,6 @@ mt_status poison(mt_torch &torch, mt_status status) {
 
 /* ---- one chunk ---- */
 
-void set_mode(mt_torch &torch, Mode mode) {
-    if (torch.mode == mode) return;
-    torch.mode = Mode::unknown;
-    set_training(*torch.model, mode == Mode::training);
-    torch.mode = mode;
-}
-
 namespace {
 
 /* Forward, under autocast where that is on; backward is outside of it. */
@@ -464,7 +457,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
                 function);
         torch->evaluation.clear();
         torch->pending.clear();
-        set_mode(*torch, Mode::training);
+        set_training(*torch->model, true);
         torch->rng.take(torch->device);
         keep_state(*torch, WrittenParameters::step);
         torch->flat->begin();
@@ -772,7 +765,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
     mt_status status = measured(
         *torch, Run{false, false, 0, 0, own, count, false}, out, [&](mt_chunk_result &result) {
             KeepRng keep(torch->device);
-            set_mode(*torch, Mode::evaluation);
+            set_training(*torch->model, false);
             if (cached)
                 torch->evaluation.run(*torch, own, *batch, first, count, result);
             else

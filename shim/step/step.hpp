@@ -20,9 +20,6 @@ inline double seconds_since(Clock::time_point start) {
 /* Whether the next training chunk is to show if the model normalises over its samples by operators. */
 bool looks_for_norms(const mt_torch &torch);
 
-/* The model's functions run in this mode from now on. */
-void set_mode(mt_torch &torch, Mode mode);
-
 /* Which segments of the next chunk forget. Without a backward pass there is nothing to measure. */
 Forgetting forgetting(const mt_torch &torch, bool backward);
 

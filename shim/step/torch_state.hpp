@@ -40,8 +40,6 @@ enum class Phase {
 /* What the model's functions are called by. They may call an evaluation from within one, and nothing else. */
 enum class Call { none, evaluation, step };
 
-enum class Mode { unknown, training, evaluation };
-
 /*
  * MT_OK when the step is in one of the two phases; they may be the same. Else, and while a call of the same
  * mt_torch is under way, MT_ESTATE.
@@ -114,8 +112,7 @@ struct mt_torch {
 
     memtrain::shim::Phase phase = memtrain::shim::Phase::idle;
     memtrain::shim::Call call = memtrain::shim::Call::none; /* that is under way */
-    memtrain::shim::Mode mode = memtrain::shim::Mode::unknown;
-    std::string poison; /* what lost the state */
+    std::string poison;                                     /* what lost the state */
     memtrain::shim::Canary canary;
     memtrain::shim::Pending pending; /* figures of chunks of the step that were not waited for */
     std::unique_ptr<memtrain::shim::StagingSlots> staging; /* of batches to its home, or none */

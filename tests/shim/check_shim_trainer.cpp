@@ -240,6 +240,37 @@ TEST("functions", rate_and_files) {
     ck_status(error_of([&] { trainer.set_lr(-1); }).first, MT_EINVAL);
 }
 
+/* Each step trains and each evaluation evaluates, whatever mode the program has left its network in. */
+TEST("functions", modes) {
+    prepare();
+    std::vector<bool> seen;
+    auto net = linear();
+    Made trainer(memtrain::model(net, {},
+                                 [&](nn::LinearImpl &model, const memtrain::Tensors &batch) {
+                                     seen.push_back(model.is_training());
+                                     return loss(model, batch);
+                                 }),
+                 memtrain::sgd(0.1));
+    auto saw = [&](bool training) {
+        bool all = !seen.empty();
+        for (bool one : seen) all &= one == training;
+        seen.clear();
+        return all;
+    };
+    for (bool training : {true, false}) {
+        trainer.step(data());
+        ck_assert(saw(true));
+        net->train(training);
+        trainer.step(data());
+        ck_assert(saw(true));
+        trainer.evaluate(data());
+        ck_assert(saw(false));
+        net->train(training);
+        trainer.evaluate(data());
+        ck_assert(saw(false));
+    }
+}
+
 TEST("functions", a_policy_alone) {
     prepare();
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
