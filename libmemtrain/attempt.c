@@ -321,6 +321,7 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     mt_chunk_result r;
     int recording;
     double units, weight;
+    mt__note_oom(w, phase_of(w), 0, NULL, 0); /* until the chunk runs: what fails is no chunk */
     mt_status status = weigh(t, w, first, count, &units, &weight);
     int deferred = may_be_deferred(t, w, count, weight);
     if (status == MT_OK && deferred) status = mt__reserve_chunks(&t->deferred, w->deferred + 1);

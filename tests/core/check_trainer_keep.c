@@ -454,6 +454,29 @@ TEST("rungs", made_smaller_outside_the_step) {
     ck_assert_uint_eq(report.discarded, 3 * 50 + 2 * 40 + 32);
 }
 
+static char told[2000]; /* lines of the trace */
+
+static void keep_lines(void *user, const char *line) {
+    (void)user;
+    if (strstr(line, "\"event\":\"oom\"") != NULL)
+        snprintf(told + strlen(told), sizeof(told) - strlen(told), "%s\n", line);
+}
+
+/* Memory that runs out between two chunks is told as none of a chunk, also after one that ran out itself. */
+TEST_LOOP("room", between_chunks, 12) {
+    mt_batch batch = batch_of(48, 2);
+    size_t of_a_chunk = 0;
+
+    own.trace = keep_lines;
+    learn();
+    told[0] = '\0';
+    calls_to_fail[0] = 2;
+    fake_fail_kind(&fake, FAKE_MEMORY, (uint64_t)_i + 1, MT_EDEVMEM);
+    (void)!mt_trainer_step(trainer, &batch, NULL);
+    for (const char *at = told; (at = strstr(at, "\"chunk\":16,")) != NULL; at++) of_a_chunk++;
+    ck_assert_uint_le(of_a_chunk, 1);
+}
+
 /* ---- what fails -------------------------------------------------------------------------------- */
 
 /* A mark for which there was no room has not happened: the chunk runs without. */
