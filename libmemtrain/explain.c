@@ -128,9 +128,11 @@ static void say_remedies(page *p, const mt_trainer *t, const mt__need *need) {
     if (is_of_update(t)) say(p, "  not smaller chunks or samples: the update takes as much\n");
     if (need->chunk) say_sizes(p, t);
     say_rungs(p, t);
-    if (t->info.optimizer_bytes > t->info.parameter_bytes)
+    /* SGD keeps a momentum of each weight that trains. What keeps hardly more is SGD already, or as small. */
+    size_t momentum = t->info.gradient_bytes ? t->info.gradient_bytes : t->info.parameter_bytes;
+    if (t->info.optimizer_bytes > momentum + momentum / 2)
         say(p, "  an optimiser with less state: SGD keeps %s less, without momentum %s\n",
-            mt_format_size(t->info.optimizer_bytes - t->info.parameter_bytes, less, sizeof less),
+            mt_format_size(t->info.optimizer_bytes - momentum, less, sizeof less),
             mt_format_size(t->info.optimizer_bytes, text, sizeof text));
 }
 

@@ -125,6 +125,31 @@ TEST_LOOP("memory", explained_by_case, 5) {
     ck_contains(explanation(), words[_i]);
 }
 
+static size_t kept_by_optimiser;
+
+static mt_status describe_optimiser(void *self, mt_backend_info *out) {
+    mt_status status = describe_adam(self, out);
+    out->optimizer_bytes = kept_by_optimiser;
+    return status;
+}
+
+/* An optimiser with less state is named to who has one with more than SGD's. */
+TEST_LOOP("memory", explained_optimiser, 4) {
+    static const size_t kept[] = {0, 4000, 4096, 8000};
+    mt_backend seam;
+
+    options = fits(1);
+    options.budget_bytes--;
+    kept_by_optimiser = kept[_i];
+    seam = new_seam();
+    seam.describe = describe_optimiser;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    ck_assert_int_eq(strstr(explanation(), "SGD keeps 3.9 KiB less, without momentum 7.8") != NULL,
+                     _i == 3);
+    ck_assert_int_eq(strstr(explanation(), "less state") != NULL, _i == 3);
+}
+
 /* Rungs that there are and that are not taken are named, those that were of no use are not. */
 TEST_LOOP("memory", explained_rungs, 4) {
     static const struct {
