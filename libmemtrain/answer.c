@@ -5,8 +5,6 @@
 #include "policy_state.h"
 #include "tuned.h"
 
-#include <string.h>
-
 const char *mt_phase_name(mt_phase phase) {
     static const char *const names[] = {"begin", "accumulate", "apply", "evaluate"};
     return (size_t)phase < sizeof names / sizeof *names ? names[phase] : "?";
@@ -126,13 +124,12 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
 }
 
 mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
-    mt_oom own;
+    mt_oom own = {0};
     MT__CHECK(out, "mt_policy_oom: out is NULL");
     *out = MT_ACTION_GIVE_UP;
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_oom");
-    MT__CHECK(oom, "mt_policy_oom: oom is NULL");
-    memset(&own, 0, sizeof own);
-    mt__copy_versioned(&own, sizeof own, oom, oom->size);
+    mt_status status = mt__take_versioned(&own, sizeof own, oom, "mt_policy_oom", "oom");
+    if (status != MT_OK) return status;
     MT__CHECK((unsigned)own.mode < MT__MODES, "mt_policy_oom: mode is %d", (int)own.mode);
     mt_policy *p = policy;
     mt__kind *k = mt__policy_current(p, own.mode);

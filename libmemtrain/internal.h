@@ -32,6 +32,13 @@ MT_API mt_status mt__bad_handle(const void *handle, const char *function, const 
 /* Bytes of an error line at most, the end included: a copy of one needs as many. */
 enum { MT__LINE = 512 };
 
+/*
+ * The same of an argument, after a look at it: MT_EINVAL where it is NULL or its size is not set. Fields that the caller
+ * does not know stay as they are in *own.
+ */
+mt_status mt__take_versioned(void *own, size_t own_size, const void *theirs, const char *function,
+                             const char *argument);
+
 /* As mt__alloc, of a block that is there; what is new is not zeroed. */
 void *mt__grow(void *block, size_t count, size_t size);
 

@@ -351,21 +351,23 @@ static void note_discarded(mt_policy *p, mt_mode mode) {
 
 mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const mt_memory *memory,
                          mt_plan *out) {
+    mt_memory own = {0};
     MT__CHECK(out, "mt_policy_plan: out is NULL");
     memset(out, 0, sizeof *out);
     out->size = sizeof *out;
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_plan");
     MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_plan: mode is %d", (int)mode);
-    MT__CHECK(memory, "mt_policy_plan: memory is NULL");
+    mt_status status = mt__take_versioned(&own, sizeof own, memory, "mt_policy_plan", "memory");
+    if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
     mt_policy *p = policy;
     if (p->next == MT__SAME_STEP) note_discarded(p, mode);
-    if (p->next == MT__NEXT_STEP) begin_step(p, mode, samples, memory);
-    p->budget = memory->budget_bytes;
-    mt_status status = plan_here(p, mode, samples, memory, out);
+    if (p->next == MT__NEXT_STEP) begin_step(p, mode, samples, &own);
+    p->budget = own.budget_bytes;
+    status = plan_here(p, mode, samples, &own, out);
     /* Also what is known beforehand not to fit is a reason for a rung. */
-    while (status == MT_EDEVMEM && mt__rungs_take(p, mode, memory))
-        status = plan_here(p, mode, samples, memory, out);
+    while (status == MT_EDEVMEM && mt__rungs_take(p, mode, &own))
+        status = plan_here(p, mode, samples, &own, out);
     if (status == MT_EDEVMEM) p->ladder = p->step.start;
     if (status == MT_OK) p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     note_plan(p, mode, out, status);
@@ -374,10 +376,13 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
 
 mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *memory,
                            mt_plan *plan) {
+    mt_memory own = {0};
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_extend");
     MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_extend: mode is %d", (int)mode);
-    MT__CHECK(memory, "mt_policy_extend: memory is NULL");
+    mt_status status = mt__take_versioned(&own, sizeof own, memory, "mt_policy_extend", "memory");
+    if (status != MT_OK) return status;
     MT__CHECK(plan, "mt_policy_extend: plan is NULL");
+    MT__CHECK(plan->size >= sizeof *plan, "mt_policy_extend: plan is not of mt_policy_plan");
     MT__CHECK(plan->groups <= MT_PLAN_GROUPS,
               "mt_policy_extend: plan->groups is %zu; at most %d is accepted", plan->groups,
               MT_PLAN_GROUPS);
@@ -386,10 +391,10 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     mt_policy *p = policy;
     mt__kind *k = mt__policy_current(p, mode);
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
-    p->budget = memory->budget_bytes;
+    p->budget = own.budget_bytes;
     size_t ran = mt_plan_chunks(plan);
-    mt_status status = add_chunks(p, mode, k, memory, plan);
-    if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, ran, plan);
+    status = add_chunks(p, mode, k, &own, plan);
+    if (status == MT_OK && is_complete(plan)) promise(p, mode, k, &own, ran, plan);
     note_plan(p, mode, plan, status);
     return status;
 }
@@ -410,25 +415,27 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
 
 mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
                             size_t allocated_before, const mt_chunk_result *result) {
+    mt_chunk_result own = {0};
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_observe");
     MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_observe: mode is %d", (int)mode);
-    MT__CHECK(result, "mt_policy_observe: result is NULL");
+    mt_status status = mt__take_versioned(&own, sizeof own, result, "mt_policy_observe", "result");
+    if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_observe: samples is 0");
     mt_policy *p = policy;
     mt__kind *k = mt__policy_current(p, mode);
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
     mt__way way = mt__policy_way(p, mode);
-    size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
+    size_t peak = own.peak_bytes - mt__min(own.peak_bytes, allocated_before);
     size_t room = p->budget ? p->budget - mt__min(p->budget, allocated_before) : SIZE_MAX;
     /* Where a budget is watched and not enforced, chunks go through above it: that proves nothing. */
-    int is_above = p->budget && result->peak_bytes > p->budget;
+    int is_above = p->budget && own.peak_bytes > p->budget;
     if (is_above) room = 0;
     p->is_watched |= is_above;
     mt__kind_learn(k, way, samples, peak, room, &p->recording);
     mt__policy_end_recording(p);
     if (way == MT__APART) p->step.moved_on = 1;
-    if (p->shortage.limit && result->peak_bytes > p->shortage.limit) p->shortage.limit = 0;
-    return mt_policy_observe_seconds(p, mode, samples, result->seconds);
+    if (p->shortage.limit && own.peak_bytes > p->shortage.limit) p->shortage.limit = 0;
+    return mt_policy_observe_seconds(p, mode, samples, own.seconds);
 }
 
 int mt_policy_wants_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {

@@ -49,11 +49,8 @@ static mt_status check(const mt_schedule *s) {
 
 static mt_status check_sized(const mt_schedule *theirs, mt_schedule *own) {
     const mt_schedule initial = MT_SCHEDULE_INIT;
-    MT__CHECK(theirs, "mt_schedule_rate: schedule is NULL");
-    MT__CHECK(theirs->size >= sizeof theirs->size, "mt_schedule_rate: schedule->size is not set");
     *own = initial;
-    mt__copy_versioned(own, sizeof *own, theirs, theirs->size);
-    return MT_OK;
+    return mt__take_versioned(own, sizeof *own, theirs, "mt_schedule_rate", "schedule");
 }
 
 /* Behind the warm-up; step counts from there. */

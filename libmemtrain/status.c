@@ -120,6 +120,16 @@ void mt__copy_versioned(void *own, size_t own_size, const void *theirs, size_t t
     memcpy(own, &own_size, sizeof own_size); /* the first field is the size */
 }
 
+mt_status mt__take_versioned(void *own, size_t own_size, const void *theirs, const char *function,
+                             const char *argument) {
+    size_t size;
+    MT__CHECK(theirs, "%s: %s is NULL", function, argument);
+    memcpy(&size, theirs, sizeof size);
+    MT__CHECK(size >= sizeof size, "%s: %s->size is not set", function, argument);
+    mt__copy_versioned(own, own_size, theirs, size);
+    return MT_OK;
+}
+
 mt_status mt__bad_handle(const void *handle, const char *function, const char *argument) {
     return mt_set_error(MT_EINVAL, "%s: %s is %s", function, argument,
                         handle ? "not a live handle" : "NULL");

@@ -101,7 +101,7 @@ typedef struct mt_batch {
  * too.
  */
 typedef struct mt_memory {
-    size_t size; /* sizeof(mt_memory), set by the trainer */
+    size_t size; /* sizeof(mt_memory), set by the trainer, or by who calls the policy */
     /* Most that may be allocated. 0: no limit is known, nothing is predicted. */
     size_t budget_bytes;
     size_t allocated_bytes; /* in use by tensors */

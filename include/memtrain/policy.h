@@ -4,12 +4,34 @@
  * Everything here is plain C without a device, a tensor or a clock. Observations go in, decisions
  * come out. Most programs never call it, because mt_trainer (memtrain/trainer.h) does. Include it
  * to set options. Or include it to drive the policy from a training loop of your own that has to
- * stay in control:
+ * stay in control. A step of such a loop is:
  *
  *     mt_policy_begin(policy, NULL);
+ *     plan:
  *     mt_policy_plan(policy, MT_TRAIN, batch, &memory, &plan);
- *     for each chunk of the plan: run it, mt_policy_observe(policy, ...);
- *     on an OOM, after the step was rolled back: mt_policy_oom(policy, &oom, &action);
+ *     run:
+ *     for (size_t i = 0;; i++) {
+ *         if (i == mt_plan_chunks(&plan) && !plan.discard && mt_plan_covered(&plan) < plan.samples)
+ *             mt_policy_extend(policy, MT_TRAIN, &memory, &plan);
+ *         size_t samples = mt_plan_chunk(&plan, i);
+ *         if (samples == 0) break;
+ *         mt_recording *recording = mt_policy_recording(policy, MT_TRAIN, samples);
+ *         run the next samples; unless recording is NULL, give it each allocation and release;
+ *         if (memory ran out) {
+ *             roll the whole step back;
+ *             mt_policy_oom(policy, &oom, &action);
+ *             if (action == MT_ACTION_GIVE_UP) the batch does not fit;
+ *             if (action == MT_ACTION_REPLAN) goto plan;
+ *             if (action == MT_ACTION_CLEAR) empty the cache;
+ *             goto run;
+ *         }
+ *         mt_policy_observe(policy, MT_TRAIN, samples, allocated_before, &result);
+ *     }
+ *     if (plan.discard) { roll the whole step back; goto plan; }
+ *     update the weights;
+ *
+ * Set the size of memory, oom and result. Read memory anew before each plan and each extension. A
+ * policy that was made without mt_backend_info asks for no rung and marks no chunk.
  *
  * Thread rule for all objects here: one thread at a time.
  */

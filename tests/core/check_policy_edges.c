@@ -114,6 +114,30 @@ TEST("arguments", arguments_are_checked) {
     ck_assert_double_eq(mt_policy_predict_seconds(NULL, MT_TRAIN, 8), 0);
 }
 
+/* A struct whose size is not set would be read as all zeroes. */
+TEST("arguments", structs_have_sizes) {
+    mt_memory no_memory = {0};
+    mt_chunk_result no_result = {0};
+    mt_oom no_oom = {0};
+    mt_action action;
+    mt_plan plan;
+
+    dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = device_memory(&dev);
+    ck_refused(mt_policy_plan(dev.policy, MT_TRAIN, 8, &no_memory, &plan), MT_EINVAL,
+               "mt_policy_plan: memory->size is not set");
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 8, &memory, &plan));
+    ck_refused(mt_policy_extend(dev.policy, MT_TRAIN, &no_memory, &plan), MT_EINVAL,
+               "mt_policy_extend: memory->size is not set");
+    plan.size = 0;
+    ck_refused(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &plan), MT_EINVAL,
+               "mt_policy_extend: plan is not of mt_policy_plan");
+    ck_refused(mt_policy_observe(dev.policy, MT_TRAIN, 8, 0, &no_result), MT_EINVAL,
+               "mt_policy_observe: result->size is not set");
+    ck_refused(mt_policy_oom(dev.policy, &no_oom, &action), MT_EINVAL,
+               "mt_policy_oom: oom->size is not set");
+}
+
 /* What extends a plan: an open one, with groups left for it. */
 TEST("arguments", extend_is_checked) {
     mt_plan plan = {.size = sizeof(plan), .samples = 8, .groups = 1, .group = {{8, 1}}};

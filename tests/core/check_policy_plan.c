@@ -228,6 +228,64 @@ TEST("sizes", fixed_micro_batch) {
     ck_assert_uint_eq(dev.chunks[0], 8);
 }
 
+/* The loop at the head of memtrain/policy.h, step by step. */
+static size_t step_of_the_header(size_t batch) {
+    mt_policy *policy = dev.policy;
+    mt_plan plan;
+    size_t ran, rolled_back = 0;
+
+    dev.ooms = 0;
+    ck_ok(mt_policy_begin(policy, NULL));
+plan:;
+    mt_memory memory = device_memory(&dev);
+    ck_ok(mt_policy_plan(policy, MT_TRAIN, batch, &memory, &plan));
+    ck_assert_uint_eq(plan.rungs, 0);
+    ck_assert_int_eq(plan.keep, 0);
+run:
+    ran = 0;
+    for (size_t i = 0;; i++) {
+        if (i == mt_plan_chunks(&plan) && !plan.discard && mt_plan_covered(&plan) < plan.samples)
+            ck_ok(mt_policy_extend(policy, MT_TRAIN, &memory, &plan));
+        size_t samples = mt_plan_chunk(&plan, i);
+        if (samples == 0) break;
+        /* It asks for the recording, fills it, and observes. */
+        mt_status status = device_chunk(&dev, MT_TRAIN, samples);
+        if (status == MT_EDEVMEM) {
+            mt_oom oom = oom_explained(&dev, samples, ++dev.ooms);
+            mt_action action = answer(&dev, oom);
+            rolled_back += ran;
+            ck_assert_int_ne(action, MT_ACTION_GIVE_UP);
+            if (action == MT_ACTION_REPLAN) goto plan;
+            goto run;
+        }
+        ck_ok(status);
+        ran += samples;
+    }
+    if (plan.discard) {
+        rolled_back += ran;
+        goto plan;
+    }
+    ck_assert_uint_eq(ran, batch);
+    return rolled_back;
+}
+
+/* It trains whole batches from the first step on; the next ones fail nowhere and throw nothing away. */
+TEST_LOOP("sizes", loop_of_the_header, 4) {
+    static const size_t budgets[] = {3, 12, 24, 1000};
+    mt_backend_info nothing = {0};
+
+    for (int i = 0; i < 2; i++) {
+        dev = device_new(need(budgets[_i]), (mt_policy_options){0}, nothing);
+        if (i) dev.records = 0;
+        (void)step_of_the_header(32);
+        ck_assert_uint_le(dev.ooms, 5);
+        for (int step = 0; step < 10; step++) (void)step_of_the_header(32);
+        ck_assert_uint_eq(step_of_the_header(32), 0);
+        ck_assert_uint_eq(dev.ooms, 0);
+        if (!i) free_device();
+    }
+}
+
 TEST("sizes", plans_allocate_nothing) {
     mt_memory memory;
 
