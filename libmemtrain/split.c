@@ -89,12 +89,13 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
         return cut(alone ? 1 : fewest, fewest, alone);
     }
 
-    /* 6. Sizes that are to be known run as one chunk each. */
+    /* 6. Sizes that are to be known run as one chunk each; as a whole batch where the next length would set each up again. */
+    int whole = f->all_at_once || k->times->kinds > 1;
     size_t largest =
         mt__ceil_div(f->batch, mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1)));
     size_t floor = f->normalises ? mt__min(LEAST_NORMALISED, top) : 1;
     mt__bounds bounds = {smallest_tried(f, k, largest), largest, mt__max(f->least, floor),
-                         alone && fewest > 1 ? f->rest : 0, f->all_at_once ? f->rest : 0};
+                         alone && fewest > 1 ? f->rest : 0, whole ? f->rest : 0};
     size_t next = mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);
     if (f->is_short || !k->times->sizes.count)
         next = 0; /* without a clock nothing is to be known */
@@ -104,7 +105,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     bounds.least = mt__min(mt__max(bounds.left, k->too_small + 1), top);
     size_t chunks = mt__sizes_fastest(&k->times->sizes, &bounds, f->rest);
     if (!chunks) chunks = bounds.alone ? 1 : fewest;
-    if (next && f->all_at_once) chunks = mt__ceil_div(f->rest, next), next = 0;
+    if (next && whole) chunks = mt__ceil_div(f->rest, next), next = 0;
     if (next == f->rest) chunks = 1, next = 0;
     size_t chunk = next ? next : mt__ceil_div(f->rest, chunks);
 

@@ -38,9 +38,12 @@ typedef struct known {
     int failed_apart;
     int begun; /* plans since then */
     size_t learnt, too_small;
+    int shares; /* times, with another length */
     uint64_t batches;
     run runs[12];
 } known;
+
+static mt__kind *other; /* that shares the times */
 
 static mt__kind *kind_of(const known *what) {
     mt__key key = {MT_TRAIN, 0, 0};
@@ -65,6 +68,10 @@ static mt__kind *kind_of(const known *what) {
     k->times->sizes.batches = what->batches;
     k->learnt = what->learnt;
     k->too_small = what->too_small;
+    if (what->shares) {
+        other = mt__kind_new(&key, 0, 0);
+        mt__kind_share_times(other, k);
+    }
     return k;
 }
 
@@ -306,6 +313,10 @@ static const struct {
      {.batch = 64, .room = IN_PLACE(64), TRAIN, .all_at_once = 1},
      {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
      {0, 8, 1, 0, 0, 0}},
+    {"6 times are shared",
+     {.batch = 64, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .shares = 1, .batches = 1, .runs = {{1, 2, .1}}},
+     {0, 8, 1, 0, 0, 0}},
     {"6 memory is short",
      {.batch = 64, .room = IN_PLACE(64), TRAIN, .is_short = 1},
      {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
@@ -408,6 +419,7 @@ TEST_LOOP("rules", batches_are_split, LENGTH(rows)) {
                       s.starts_over == e.starts_over,
                   "%s: {%zu, %zu, %zu, %d, %d, %d}", rows[_i].name, s.single, s.chunks, s.fewest,
                   s.alone, s.discard, s.starts_over);
+    mt__kind_free(other);
     mt__kind_free(k);
 }
 
