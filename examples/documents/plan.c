@@ -91,14 +91,29 @@ static void print_list(const plan *p) {
     }
 }
 
+/* Names of programs, or of the configurations of p->example, or of all. Those of one program follow one another. */
+static void print_names(const plan *p, int is_example) {
+    const char *before = "";
+    for (size_t i = 0; i < EX_ROWS(configurations); i++) {
+        const configuration *c = &configurations[i];
+        int is_known = is_example && i && strcmp(c->example, c[-1].example) == 0;
+        if (is_known || !is_chosen(p, c)) continue;
+        fprintf(stderr, "%s%s", before, is_example ? c->example : c->name);
+        before = ", ";
+    }
+}
+
 /* The flag that is wrong: a name of no program, or of none of its configurations. */
 static void print_unknown(const plan *p) {
-    const plan all = {p->example, NULL, NULL, 0};
+    plan all = {p->example, NULL, NULL, 0};
     int is_example = !count_chosen(&all);
     fprintf(stderr,
-            NAME ": --%s: '%s' is not accepted; accepted: one of the list that " NAME
-                 " prints without flags\n",
-            is_example ? "example" : "config", is_example ? p->example : p->config);
+            NAME ": --%s: '%s' is not accepted; accepted%s%s: ", is_example ? "example" : "config",
+            is_example ? p->example : p->config, !is_example && p->example ? " for " : "",
+            !is_example && p->example ? p->example : "");
+    if (is_example) all.example = NULL;
+    print_names(&all, is_example);
+    fprintf(stderr, "\n");
 }
 
 static int is_budget(const char *text) {

@@ -25,8 +25,13 @@ TEST("flags", a_list_without_a_budget) {
 static const char *const wrong[][4] = {
     {"--budget", "much", NULL, "--budget: 'much'"},
     {"--budget", "1", NULL, "--budget: '1' is not accepted; accepted: a size of at least 1MiB"},
-    {"--config", "best", NULL, "--config: 'best' is not accepted; accepted: one of the list"},
-    {"--example", "nothing", NULL, "--example: 'nothing' is not accepted; accepted: one of"},
+    {"--config", "best", NULL,
+     "--config: 'best' is not accepted; accepted: first, original, target, safe, tier1, "},
+    {"--config=tier1", "--example=profoct", NULL,
+     "--config: 'tier1' is not accepted; accepted for profoct: minimal, balanced, maximum\n"},
+    {"--example", "nothing", NULL,
+     "--example: 'nothing' is not accepted; accepted: food101, smartcash, prsmed, car_clip, "
+     "profoct\n"},
     {"--nothing", NULL, NULL, "--nothing"},
 };
 
