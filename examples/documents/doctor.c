@@ -476,15 +476,33 @@ static void print_budget(const start *s, const char *label, size_t budget, const
             in_words(bytes).text);
 }
 
+/* What the device of --device auto has free; 0: not known. */
+static size_t free_bytes(const start *s, const char *name, const mt_memory *memory) {
+    const mt_host_memory *host = &s->host;
+    if (strcmp(name, "cpu") != 0) return memory->free_bytes;
+    if (s->host_status != MT_OK) return 0;
+    return group_is_least(host) ? host->cgroup_room_bytes : host->available_bytes;
+}
+
+/* As a run would be warned, with what does instead. */
+static void print_excess(size_t budget, size_t room) {
+    if (!room || budget <= room) return;
+    row("  warning",
+        "%s are free now: with this budget the system may swap or stop the run; "
+        "--budget auto keeps below that",
+        in_words(room).text);
+}
+
 /* budget: of a run that is asked about; 0: none. */
 static void print_advice(const start *s, size_t budget) {
     mt_memory memory = MT_MEMORY_INIT;
     const char *name = ex_device_auto();
     section("A run here");
     row("--device auto", "%s", name);
+    int is_known = mt_device_memory(name, &memory) == MT_OK;
     if (budget) print_budget(s, "--budget", budget, " (a program's --explain tells what it needs)");
-    if (mt_device_memory(name, &memory) == MT_OK && memory.budget_bytes)
-        print_budget(s, "--budget auto", memory.budget_bytes, "");
+    if (budget) print_excess(budget, is_known ? free_bytes(s, name, &memory) : 0);
+    if (is_known && memory.budget_bytes) print_budget(s, "--budget auto", memory.budget_bytes, "");
     if (s->held_status == MT_OK)
         row("--budget-resident", "more than %s, which code and libraries take",
             in_words(s->held.other_bytes).text);

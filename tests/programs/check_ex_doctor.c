@@ -184,6 +184,16 @@ TEST("sections", the_process_is_described) {
     ck_contains(text, "\n  --budget-resident   more than ");
 }
 
+/* An exabyte is free nowhere; a MiB is, wherever this runs. */
+TEST("sections", a_budget_above_what_is_free_is_told) {
+    EXPECT(0, "--budget", "1048576TiB");
+    squash(cli_out);
+    ck_says(cli_out, " warning ", " are free now: with this budget the system may swap or stop");
+    EXPECT(0, "--budget", "1MiB");
+    squash(cli_out);
+    ck_assert_ptr_null(strstr(cli_out, " are free now"));
+}
+
 /* On top of tensors come a fiftieth, for what an arena takes above them, and what first chunks map. */
 TEST("sections", the_process_of_a_budget_is_told) {
     EXPECT(0, "--budget", "600MiB");
