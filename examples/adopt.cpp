@@ -13,6 +13,7 @@
 
 extern "C" {
 #include "plain/digits.h"
+#include "plain/help.h"
 }
 
 /* Two convolutions and two linear layers. */
@@ -85,7 +86,8 @@ template <class Loader> std::pair<double, double> test(Net &net, Loader &batches
     return {sum / count, right / count};
 }
 
-int main(int, char **argv) try {
+int main(int argc, char **argv) try {
+    if (plain_help_asked(argc, argv, "a small network learns to tell digits", "")) return 0;
     mt_reexec_passive(argv);
     memtrain::must(mt_device_set_budget("cpu", 8 << 20));
     torch::manual_seed(1);

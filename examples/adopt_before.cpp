@@ -12,6 +12,7 @@
 
 extern "C" {
 #include "plain/digits.h"
+#include "plain/help.h"
 }
 
 /* Two convolutions and two linear layers. */
@@ -88,7 +89,8 @@ template <class Loader> std::pair<double, double> test(Net &net, Loader &batches
     return {sum / count, right / count};
 }
 
-int main() try {
+int main(int argc, char **argv) try {
+    if (plain_help_asked(argc, argv, "a small network learns to tell digits", "")) return 0;
     torch::manual_seed(1);
     auto net = std::make_shared<Net>();
     auto training = loader<torch::data::samplers::RandomSampler>({1, 2000}, 256);

@@ -10,6 +10,7 @@
 
 extern "C" {
 #include "plain/digits.h"
+#include "plain/help.h"
 }
 
 struct Net : torch::nn::Module {
@@ -52,6 +53,9 @@ double train(memtrain::Trainer &trainer, const char *name, int64_t classes) {
 }
 
 int main(int argc, char **argv) try {
+    if (plain_help_asked(argc, argv, "digits first, then even or odd ones, in a memory budget",
+                         " [BUDGET, such as 8MiB]"))
+        return 0;
     mt_reexec_passive(argv);
     std::size_t budget;
     memtrain::must(mt_parse_size(argc > 1 ? argv[1] : "8MiB", 0, &budget));

@@ -20,7 +20,10 @@ import pathlib
 import sys
 import zlib
 
-from PIL import Image
+try:
+    from PIL import Image
+except ImportError:  # --help needs none
+    Image = None
 
 SOURCE = pathlib.Path("/usr/share/openclipart/png")
 QUALITY = 85
@@ -91,6 +94,8 @@ def arguments_of():
 
 def main():
     how = arguments_of()
+    if Image is None:
+        sys.exit("make_pictures.py needs Pillow, 10.1 or newer: python3 -m pip install pillow")
     folders = json.loads(how.list.read_text())
     total = 0
     for name, pictures in sorted(folders.items()):

@@ -19,6 +19,7 @@
 
 extern "C" {
 #include "plain/digits.h"
+#include "plain/help.h"
 }
 
 /* What the programs include stands above, outside of these namespaces. */
@@ -301,12 +302,12 @@ TEST("trainer", what_is_wrong_is_thrown) {
 /* ---- the programs ------------------------------------------------------------------------------ */
 
 /* What build/examples/NAME prints. */
-std::string output_of(const std::string &name) {
+std::string output_of(const std::string &name, const std::string &flags = "") {
     char self[512], text[512];
     std::string output;
     ck_assert(ex_program_path(nullptr, self, sizeof self));
     std::string path = std::string(self, strrchr(self, '/')) + "/../examples/" + name;
-    FILE *pipe = popen(("OMP_NUM_THREADS=1 '" + path + "' 2>&1").c_str(), "r");
+    FILE *pipe = popen(("OMP_NUM_THREADS=1 '" + path + "'" + flags + " 2>&1").c_str(), "r");
     ck_assert_ptr_nonnull(pipe);
     while (fgets(text, sizeof text, pipe)) output += text;
     ck_assert_msg(pclose(pipe) == 0, "%s: %s", name.c_str(), output.c_str());
@@ -338,6 +339,15 @@ TEST("programs", both_programs_learn) {
     ck_assert_uint_lt(largest, whole);
     ck_assert_uint_le(peak, budget);
     ck_assert_uint_eq(budget, narrow);
+}
+
+/* Nothing is trained. */
+TEST("programs", help_is_told) {
+    for (const char *name : {"adopt", "adopt_before"}) {
+        std::string start = std::string(name) + ": a small network learns to tell digits\n";
+        ck_assert_str_eq(output_of(name, " --help").c_str(),
+                         (start + "\nUsage: " + name + "\n").c_str());
+    }
 }
 
 } // namespace

@@ -91,16 +91,28 @@ TEST("programs", even_or_odd) {
     ck_contains(cli_out, "digits  epoch 1  loss ");
     ck_assert_double_ge(number_behind("best accuracy "), 70);
     ck_assert_int_eq(access("digits.safetensors", F_OK), 0);
+    EXPECT(0, "--help");
+    ck_contains(cli_out, "Usage: finetune [BUDGET");
     EXPECT(1, "much");
     ck_contains(cli_err, "'much'");
     EXPECT(1, "64KiB");
     ck_contains(cli_err, "there is no room");
 }
 
+/* Usage on standard output, and nothing is done. */
+TEST("programs", all_tell_their_usage) {
+    char tool[CLI_PATH];
+    find("tools/make_pictures.py", tool);
+    cli_shell("for p in '%s'/../examples/*; do \"$p\" --help >told && grep -q '^Usage: ' told || "
+              "{ echo \"$p\"; exit 1; }; done",
+              cli_self());
+    cli_shell("! command -v python3 >told || python3 '%s' --help | grep -q '^usage: '", tool);
+}
+
 static const struct {
     const char *path;
     int most;
-} lengths[] = {{"examples/train.c", 150}, {"examples/finetune.cpp", 80}};
+} lengths[] = {{"examples/train.c", 150}, {"examples/finetune.cpp", 85}};
 
 TEST_LOOP("programs", how_long_they_are, LENGTH(lengths)) {
     char path[CLI_PATH];
