@@ -3,11 +3,13 @@
  *
  *     build/examples/train --data DIR --budget 240MiB --epochs 10
  */
-#include "dataset.h"
+#include "food101_model.h"
+#include "needed.h"
 #include "options.h"
 #include "output.h"
 #include "program_path.h"
-#include "food101_model.h"
+#include "report.h"
+#include "writable.h"
 
 #include <memtrain/torch_fit.h>
 #include <signal.h>
@@ -86,15 +88,9 @@ static mt_status open_pictures(const char *argv0) {
     const ex_dataset_options options = {.keep_side = SIDE * 5 / 4};
     ex_error error;
     if (ex_find_in_tree(argv0, r.data, found, sizeof found)) r.data = found;
-    if (ex_dataset_open(r.data, &options, &r.pictures, &error) == EX_OK) return MT_OK;
+    if (ex_dataset_open(r.data, &options, &r.pictures, &error) == EX_OK)
+        return ex_report_pictures(r.pictures), MT_OK;
     return mt_set_error(MT_EINVAL, "--data: %s", error.text);
-}
-
-static int print_help(const ex_table *tables) {
-    puts(NAME ": a folder of pictures to a trained ResNet-18\n\nUsage: train [--FLAG VALUE]...");
-    ex_options_help(tables, stdout);
-    printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget.\n");
-    return ex_output_end(NAME) ? 0 : 1;
 }
 
 int main(int argc, char **argv) {
@@ -103,7 +99,7 @@ int main(int argc, char **argv) {
     const ex_table tables[] = {{rows, EX_ROWS(rows), &r}, {NULL, 0, NULL}};
     ex_error e;
     if (ex_options_parse(NAME, tables, argc, argv, &e)) return fprintf(stderr, "%s\n", e.text), 2;
-    if (r.help) return print_help(tables);
+    if (r.help) return ex_options_tell(NAME, "a folder of pictures to a trained ResNet-18", tables);
     food101_model_options network = FOOD101_MODEL_OPTIONS_INIT;
     mt_torch_options torch_options = MT_TORCH_OPTIONS_INIT; /* AdamW, on the CPU */
     mt_trainer_options trainer_options = MT_TRAINER_OPTIONS_INIT;
@@ -117,6 +113,8 @@ int main(int argc, char **argv) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     char why[4096] = "", peak[32];
     mt_status s = mt_device_set_budget("cpu", r.budget); /* before the first tensor */
+    if (!s) s = ex_check_writable("weights", WEIGHTS);   /* now, and not after the last epoch */
+    if (!s) s = ex_check_writable("checkpoint", "train.ckpt");
     if (!s) s = open_pictures(argv[0]);
     if (!s) s = mt_torch_seed(1);
     /* Batch norm needs two pictures: a last batch of one is dropped. */
@@ -128,8 +126,8 @@ int main(int argc, char **argv) {
     if (!s) s = mt_torch_callbacks(torch, &callbacks); /* save, load and set_lr */
     mt_source training = {sizeof training, &splits[0], 0, load, NULL}, validation = training;
     validation.self = &splits[1];
-    if (!s) training.samples = r.pictures->member_count[EX_TRAINING];
-    if (!s) validation.samples = r.pictures->member_count[EX_VALIDATION];
+    if (r.pictures) training.samples = r.pictures->member_count[EX_TRAINING];
+    if (r.pictures) validation.samples = r.pictures->member_count[EX_VALIDATION];
     cosine.kind = MT_SCHEDULE_COSINE, callbacks.begin = begin, callbacks.epoch = print;
     options.batch = BATCH, options.epochs = (uint64_t)r.epochs, options.schedule = &cosine;
     options.validation = validation.samples ? &validation : NULL;
@@ -145,6 +143,8 @@ int main(int argc, char **argv) {
     if (s == MT_EDEVMEM) mt_trainer_explain(trainer, why, sizeof why);
     if (s) fprintf(stderr, NAME ": %s\n%s", mt_last_error(), why);
     mt_trainer_free(trainer), mt_torch_free(torch), mt_model_free(model);
+    const ex_needed needed = {food101_model_make, &network, &torch_options, &training, BATCH};
+    if (s == MT_EDEVMEM) ex_needed_print(NAME, &needed, r.budget);
     mt_tensor_free(r.tensors[0]), mt_tensor_free(r.tensors[1]), ex_dataset_free(r.pictures);
     return s == MT_EINVAL ? 2 : s == MT_EDEVMEM ? 3 : s || !ex_output_end(NAME);
 }

@@ -8,6 +8,7 @@
 #include <memtrain/safetensors.h>
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -70,6 +71,49 @@ TEST("programs", what_does_not_fit) {
     EXPECT(3, "--data", few, "--budget", "100MiB"); /* not even the parameters */
     ck_contains(cli_err, "train: ");
     ck_assert_int_ne(access("resnet18.safetensors", F_OK), 0);
+}
+
+/* Also where the first weights have no room: what the network takes is told, and a budget that then does. */
+static const char *const too_small[] = {"20MiB", "100MiB", "180MiB"};
+
+TEST_LOOP("programs", what_would_fit, LENGTH(too_small)) {
+    char budget[32], unit[8];
+    double size;
+    EXPECT(3, "--data", few, "--budget", too_small[_i]);
+    const char *alone = strstr(cli_err, "train: the network alone, with its gradients");
+    ck_assert_int_eq(alone != NULL, _i < 2);
+    if (alone) ck_says(alone, "takes 170.", "above the budget of ", too_small[_i] + 3);
+    const char *told = strstr(cli_err, "train: a budget of ");
+    ck_assert_ptr_nonnull(told);
+    ck_assert_int_eq(sscanf(told, "train: a budget of %lf %7s fits", &size, unit), 2);
+    ck_assert_double_ge(size, 171);
+    snprintf(budget, sizeof budget, "%.1f%s", size, unit);
+    EXPECT(0, "--data", few, "--epochs", "1", "--budget", budget);
+}
+
+/* One line tells of all of them. */
+TEST("programs", files_that_are_skipped) {
+    cli_write_file(cli_path("few/drink/notes.txt"), "no picture\n");
+    cli_write_file(cli_path("few/fruit/broken.jpg"), "\377\330\377");
+    EXPECT(0, "--data", few, "--epochs", "1");
+    ck_contains(cli_out, "2 files were skipped, no picture or broken; the first: ");
+    ck_contains(cli_out, "few/drink/notes.txt: ");
+    ck_assert_ptr_null(strstr(cli_out, "broken.jpg"));
+    ck_assert_ptr_null(strstr(cli_err, "broken.jpg"));
+}
+
+/* Before the first epoch, and not after the last. */
+static const char *const outputs[][2] = {{"resnet18.safetensors", "weights"},
+                                         {"train.ckpt", "checkpoint"}};
+
+TEST_LOOP("programs", what_cannot_be_written, LENGTH(outputs)) {
+    char line[128];
+    ck_assert_int_eq(mkdir(outputs[_i][0], 0700), 0);
+    EXPECT(2, "--data", few, "--epochs", "1");
+    snprintf(line, sizeof line, "train: %s: '%s' is there and is not a regular file",
+             outputs[_i][1], outputs[_i][0]);
+    ck_contains(cli_err, line);
+    ck_assert_str_eq(cli_out, "");
 }
 
 TEST("programs", flags) {

@@ -4,6 +4,7 @@
 #include "options.h"
 
 #include "content.h"
+#include "output.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -324,4 +325,12 @@ void ex_options_help(const ex_table *tables, FILE *out) {
             else
                 write_row(row, tables->base, out);
         }
+}
+
+int ex_options_tell(const char *program, const char *summary, const ex_table *tables) {
+    printf("%s: %s\n\nUsage: %s [--FLAG VALUE]...\n", program, summary, program);
+    ex_options_help(tables, stdout);
+    printf("\nExit status: 0 done, 1 failure, 2 wrong flag or file, 3 does not fit into the "
+           "budget.\n");
+    return ex_output_end(program) ? 0 : 1;
 }

@@ -111,4 +111,11 @@ size_t ex_options_settings(const ex_table *tables, ex_setting *out, size_t capac
 /* Writes the flags by section, with the values that the targets have now as defaults. */
 void ex_options_help(const ex_table *tables, FILE *out);
 
+/*
+ * All of --help on standard output: what the program does, its usage, the flags, and the exit statuses that programs have in
+ * common.
+ * @return the exit status
+ */
+int ex_options_tell(const char *program, const char *summary, const ex_table *tables);
+
 #endif

@@ -198,7 +198,9 @@ static ex_status keep_sample(struct opening *job, size_t label, const char *name
 }
 
 static void skip_file(struct opening *job, const ex_error *reason) {
-    job->dataset->skipped++;
+    if (!job->dataset->skipped++) {
+        job->dataset->skip = *reason;
+    }
     if (job->options.warn) {
         job->options.warn(job->options.user, reason->text);
     }

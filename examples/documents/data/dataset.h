@@ -49,7 +49,8 @@ typedef struct ex_dataset {
     size_t *members[2]; /* sample numbers of each split, ascending */
     size_t member_count[2];
     ex_orders *orders;  /* of training */
-    size_t skipped;     /* files that could not be used */
+    size_t skipped;     /* files that could not be used ... */
+    ex_error skip;      /* ... and why the first could not */
     size_t empty;       /* class folders without a file, which are left out */
     size_t not_kept;    /* pictures that are decoded whenever they are used */
     size_t pixel_bytes; /* memory the kept pictures take */

@@ -41,6 +41,11 @@ typedef struct food101_model_options {
  */
 MT_NODISCARD mt_status food101_model_new(const food101_model_options *options, mt_model **out);
 
+/* The same for who calls models of any kind. options: a food101_model_options. */
+MT_NODISCARD static inline mt_status food101_model_make(void *options, mt_model **out) {
+    return food101_model_new((const food101_model_options *)options, out);
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -19,7 +19,9 @@ void ex_report_pictures(const ex_dataset *pictures) {
            "right for %.1f %%\n",
            ex_dataset_count(pictures, EX_TRAINING), ex_dataset_count(pictures, EX_VALIDATION),
            pictures->class_count, pictures->class_names[guess], 100 * share);
-    if (pictures->skipped) printf("%zu files were skipped\n", pictures->skipped);
+    if (pictures->skipped)
+        printf("%zu file%s skipped, no picture or broken; the first: %s\n", pictures->skipped,
+               pictures->skipped == 1 ? " was" : "s were", pictures->skip.text);
     if (pictures->empty) printf("%zu class folders are empty and were left out\n", pictures->empty);
     if (pictures->not_kept)
         printf("%zu pictures find no room in memory and are decoded whenever they are used\n",
