@@ -252,16 +252,86 @@ TEST("refused", another_run_is_refused) {
     }
 }
 
+/* A folder of some of the pictures, of so many classes. */
+static const char *copy_data(int classes) {
+    const char *data = cli_path("data");
+    cli_shell("mkdir '%s' && for c in $(ls examples/data/food | grep -v '\\.' | head -n %d); do "
+              "cp -r examples/data/food/$c '%s'; done",
+              data, classes, data);
+    return data;
+}
+
+/* As one of an earlier version, which told no names. */
+static void forget_names(void) {
+    cli_shell("LC_ALL=C sed 's/label_hash/forgotten_/g' '%s' >'%s.old'", file, file);
+    strcat(file, ".old");
+}
+
 /* Two classes of pictures: the same flags, and another last layer. */
 TEST("refused", another_network_is_refused) {
-    const char *data = cli_path("data");
-    cli_shell("mkdir '%s' && for c in $(ls examples/data/food | grep -v '\\.' | head -n 2); do "
-              "cp -r examples/data/food/$c '%s'; done",
-              data, data);
+    const char *data = copy_data(2);
     EXPECT(0, EIGHTS, "--steps", "1", "--save", file);
+    forget_names();
     EXPECT(2, EIGHTS, "--data", data, "--resume", file);
     ck_contains(cli_err, "does not fit the model; different: fc.bias (F32 [");
     ck_assert_ptr_null(strstr(cli_out, "epoch "));
+}
+
+/* What is done to the folder between two parts of a run, and what the second says of it. */
+static const char *const changes[][2] = {
+    {"mv bread_carbs zwieback", "--resume: the classes, 2 of them, are not the 2 that '"},
+    {"cp -r bread_carbs cake", "--resume: the classes, 3 of them, are not the 2 that '"},
+    {"for f in drink/*; do mv $f drink/z${f#*/}; done",
+     "--resume: the files, 40 of them, are not the 40"},
+    {"rm -r drink && mkdir drink && cp bread_carbs/bread.png drink",
+     "of them, are not the 40 that '"},
+};
+
+TEST_LOOP("refused", other_names_are_refused, LENGTH(changes)) {
+    const char *data = copy_data(2);
+    EXPECT(0, EIGHTS, "--data", data, "--steps", "1", "--save", file);
+    cli_shell("cd '%s' && %s", data, changes[_i][0]);
+    EXPECT(2, EIGHTS, "--data", data, "--resume", file);
+    cli_one_line("food101: --resume: the ");
+    ck_says(cli_err, changes[_i][1], "accepted: the data of that run");
+    ck_assert_str_eq(cli_out, "");
+}
+
+/* The labels are mixed up, and nothing tells that they are. */
+TEST("parts", names_that_are_not_told) {
+    const char *data = copy_data(2);
+    EXPECT(0, EIGHTS, "--data", data, "--steps", "1", "--save", file);
+    cli_shell("cd '%s' && %s", data, changes[0][0]);
+    forget_names();
+    EXPECT(0, EIGHTS, "--data", data, "--steps", "2", "--resume", file);
+    ck_contains(cli_err,
+                "' does not tell names: whether its run had these classes and files is not");
+}
+
+/* Where the folder lies is no matter. */
+TEST("parts", data_that_was_moved) {
+    const char *data = copy_data(2), *moved = cli_path("moved");
+    EXPECT(0, EIGHTS, "--data", data, "--steps", "1", "--save", file);
+    cli_shell("mv '%s' '%s'", data, moved);
+    EXPECT(0, EIGHTS, "--data", moved, "--resume", file);
+    ck_assert_ptr_null(strstr(cli_err, "names"));
+}
+
+/* What is done is told, and that a run of more steps goes on. */
+TEST("parts", steps_that_are_done) {
+    EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "6", "--save", file);
+    for (int steps = 5; steps <= 6; steps++) {
+        char number[8], told[96];
+        snprintf(number, sizeof number, "%d", steps);
+        snprintf(told, sizeof told, "nothing is left to do: --steps %d are done, the file has 6",
+                 steps);
+        EXPECT(0, EIGHTS, "--epochs", "3", "--steps", number, "--resume", file);
+        ck_says(cli_err, told, "with a larger --steps, or without it to the end of --epochs 3");
+        ck_assert_ptr_null(strstr(cli_out, "epoch "));
+    }
+    EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "7", "--resume", file);
+    ck_assert_ptr_null(strstr(cli_err, "nothing is left"));
+    ck_contains(cli_out, "\nepoch 2");
 }
 
 /* Of another spelling, and beside --save: what is there stays as it is. */

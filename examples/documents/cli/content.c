@@ -14,6 +14,10 @@ uint64_t ex_hash(uint64_t hash, const void *data, size_t bytes) {
     return hash;
 }
 
+uint64_t ex_hash_text(uint64_t hash, const char *text) {
+    return ex_hash(hash, text, strlen(text) + 1);
+}
+
 static uint64_t hash_file(uint64_t hash, const char *path) {
     char piece[PLACE_BYTES];
     FILE *file = fopen(path, "rb");

@@ -15,6 +15,9 @@ extern "C" {
 #define EX_HASH_INIT UINT64_C(0xcbf29ce484222325)
 uint64_t ex_hash(uint64_t hash, const void *data, size_t bytes);
 
+/* The same of a text and its end, so that texts one after another do not run together. */
+uint64_t ex_hash_text(uint64_t hash, const char *text);
+
 /*
  * Writes "content " and 16 digits: of the size of the file and of 512 places in it, of all of a file of up to 2 MiB. Of an index
  * of weights (*.json) it is that of all its files, by name. A file that cannot be read has a mark too, which no other has.

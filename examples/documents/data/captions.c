@@ -2,6 +2,7 @@
  * captions.c - reads captions.json with jansson, splits by title, renders pairs; see captions.h.
  */
 #include "captions.h"
+#include "content.h"
 #include "pictures.h"
 #include "program_path.h"
 #include "tokens.h"
@@ -377,11 +378,27 @@ static size_t count_pairs(const void *self, ex_split split) {
     return batch && all > batch ? all - all % batch : all;
 }
 
+static uint64_t hash_caption(uint64_t hash, const ex_pair *pair) {
+    hash = ex_hash_text(ex_hash_text(hash, pair->title), pair->word);
+    for (size_t i = 0; i < pair->keyword_count; i++) hash = ex_hash_text(hash, pair->keywords[i]);
+    return hash;
+}
+
+static ex_listing list_names(const ex_captions *c) {
+    ex_listing listing = {"captions", c->count, c->count, EX_HASH_INIT, EX_HASH_INIT};
+    for (size_t i = 0; i < c->count; i++) {
+        listing.label_hash = hash_caption(listing.label_hash, &c->pairs[i]);
+        listing.file_hash = ex_hash_text(listing.file_hash, c->pairs[i].file);
+    }
+    return listing;
+}
+
 ex_source ex_captions_source(const ex_captions *captions) {
     const int64_t side = captions->options.side;
     return (ex_source){
         .self = captions,
         .unit = "pairs",
+        .names = list_names(captions),
         .tensor_count = 2,
         .tensors = {{MT_UINT8, 3, {3, side, side}}, {MT_INT64, 1, {(int64_t)context_of(captions)}}},
         .count = count_pairs,

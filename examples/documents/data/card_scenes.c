@@ -5,6 +5,7 @@
  * and then drawn.
  */
 #include "card_scenes.h"
+#include "content.h"
 #include "cutout.h"
 #include "folder.h"
 #include "kmeans.h"
@@ -62,6 +63,7 @@ struct ex_card_scenes {
     ex_cutout *patterns;
     size_t pattern_count;
     char unseen[NAME];
+    ex_listing names;
     size_t class_count;
     choice by_class[2][CLASSES_MOST], strays, below[2]; /* by split */
 };
@@ -89,6 +91,17 @@ static int is_left_out(const card *one) {
     return one->style[0] && one->label == STRAY;
 }
 
+static void list_file(ex_card_scenes *s, const char *name) {
+    s->names.file_hash = ex_hash_text(s->names.file_hash, name);
+    s->names.file_count++;
+}
+
+static void list_classes(ex_card_scenes *s) {
+    s->names.label_count = s->class_count;
+    for (size_t i = 0; i < s->class_count; i++)
+        s->names.label_hash = ex_hash_text(s->names.label_hash, ex_card_scenes_class_name(s, i));
+}
+
 /* ---- reading ------------------------------------------------------------------------------------ */
 
 static ex_status no_memory(ex_error *error, const char *name) {
@@ -106,19 +119,22 @@ static ex_status add_card(void *user, const char *path, const char *name, ex_err
     if (!grown) return no_memory(error, path);
     s->cards = grown;
     ex_status status = ex_cutout_load(path, most, &one.picture, error);
-    if (status == EX_OK) s->cards[s->card_count++] = one;
-    return status;
+    if (status != EX_OK) return status;
+    s->cards[s->card_count++] = one;
+    list_file(s, name);
+    return EX_OK;
 }
 
 static ex_status add_pattern(void *user, const char *path, const char *name, ex_error *error) {
     ex_card_scenes *s = user;
-    (void)name;
     ex_cutout *grown = realloc(s->patterns, (s->pattern_count + 1) * sizeof *grown);
     if (!grown) return no_memory(error, path);
     s->patterns = grown;
     ex_status status = ex_cutout_load(path, s->options.side, &grown[s->pattern_count], error);
-    s->pattern_count += status == EX_OK;
-    return status;
+    if (status != EX_OK) return status;
+    s->pattern_count++;
+    list_file(s, name);
+    return EX_OK;
 }
 
 /* A folder that is not there has none. */
@@ -198,6 +214,8 @@ ex_status ex_card_scenes_open(const ex_card_scenes_options *options, ex_card_sce
     s->options = *options;
     s->class_count = options->classes == EX_CARDS_BY_SUIT ? sizeof suit_names / sizeof *suit_names
                                                           : sizeof rank_names / sizeof *rank_names;
+    s->names = (ex_listing){"classes", 0, 0, EX_HASH_INIT, EX_HASH_INIT};
+    list_classes(s);
     ex_status status = read_all(s, error);
     if (status == EX_OK) status = share_out(s, error);
     if (status == EX_OK) status = check_all(s, error);
@@ -431,6 +449,7 @@ ex_source ex_card_scenes_source(const ex_card_scenes *scenes) {
     int64_t side = scenes->options.side;
     return (ex_source){.self = scenes,
                        .unit = "pictures",
+                       .names = scenes->names,
                        .tensor_count = 2,
                        .tensors = {{MT_UINT8, 3, {3, side, side}},
                                    {MT_FLOAT32, 2, {EX_CARDS_MOST, EX_CARD_NUMBERS}}},

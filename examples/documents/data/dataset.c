@@ -398,6 +398,28 @@ void ex_dataset_free(ex_dataset *dataset) {
     free(dataset);
 }
 
+ex_listing ex_dataset_listing(const ex_dataset *dataset) {
+    ex_listing listing = {NULL, 0, 0, EX_HASH_INIT, EX_HASH_INIT};
+
+    if (!dataset) {
+        return listing;
+    }
+    listing.labels = "classes";
+    listing.label_count = dataset->class_count;
+    listing.file_count = dataset->sample_count;
+    for (size_t i = 0; i < dataset->class_count; i++) {
+        listing.label_hash = ex_hash_text(listing.label_hash, dataset->class_names[i]);
+    }
+    for (size_t i = 0; i < dataset->sample_count; i++) {
+        const ex_sample *sample = &dataset->samples[i];
+        const uint64_t place = 2 * (uint64_t)sample->label + sample->validation;
+
+        listing.file_hash = ex_hash(listing.file_hash, &place, sizeof place);
+        listing.file_hash = ex_hash_text(listing.file_hash, sample->name);
+    }
+    return listing;
+}
+
 /* ---- batches ------------------------------------------------------------------------------- */
 
 size_t ex_dataset_count(const ex_dataset *dataset, ex_split split) {

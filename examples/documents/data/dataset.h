@@ -84,6 +84,9 @@ ex_status ex_dataset_open(const char *folder, const ex_dataset_options *options,
 
 void ex_dataset_free(ex_dataset *dataset);
 
+/* Names of classes, and of the files that are samples, with the split that each is in. NULL: nothing is told. */
+ex_listing ex_dataset_listing(const ex_dataset *dataset);
+
 /* How many pictures a split has. */
 size_t ex_dataset_count(const ex_dataset *dataset, ex_split split);
 

@@ -2,6 +2,7 @@
  * episodes.c - classes from folders, and what an episode takes of them; see episodes.h.
  */
 #include "episodes.h"
+#include "content.h"
 #include "program_path.h"
 
 #include <stdio.h>
@@ -287,11 +288,32 @@ static ex_status fill(const void *self, ex_split split, uint64_t epoch, size_t f
     return status;
 }
 
+/* A class of another set is another one, and a picture of another class is another one. */
+static void list_class(const ex_class *class, uint64_t set, ex_listing *out) {
+    out->label_hash = ex_hash(out->label_hash, &set, sizeof set);
+    out->label_hash = ex_hash_text(out->label_hash, class->dataset->class_names[class->label]);
+    out->file_hash = ex_hash(out->file_hash, &class->count, sizeof class->count);
+    for (size_t i = 0; i < class->count; i++)
+        out->file_hash =
+            ex_hash_text(out->file_hash, class->dataset->samples[class->first + i].name);
+    out->label_count++;
+    out->file_count += class->count;
+}
+
+static ex_listing list_names(const ex_class_sets *sets) {
+    ex_listing listing = {"classes", 0, 0, EX_HASH_INIT, EX_HASH_INIT};
+    for (int set = 0; set < EX_CLASS_SETS; set++)
+        for (size_t i = 0; i < sets->counts[set]; i++)
+            list_class(&sets->classes[set][i], (uint64_t)set, &listing);
+    return listing;
+}
+
 ex_source ex_episodes_source(const ex_episodes *episodes) {
     const ex_shape *shape = &episodes->shape;
     int64_t pictures = shape->ways * (shape->shots + shape->queries);
     return (ex_source){.self = episodes,
                        .unit = "episodes",
+                       .names = list_names(episodes->classes),
                        .tensor_count = 1,
                        .tensors = {{MT_FLOAT32, 4, {pictures, 3, episodes->side, episodes->side}}},
                        .count = count,

@@ -59,6 +59,7 @@ ex_source ex_pictures_source(const ex_pictures *pictures) {
     return (ex_source){
         .self = pictures,
         .unit = "pictures",
+        .names = ex_dataset_listing(pictures->dataset),
         .tensor_count = 2,
         .tensors = {{MT_UINT8, 3, {3, pictures->side, pictures->side}}, {MT_INT64, 0, {0}}},
         .count = count,

@@ -3,6 +3,7 @@
  */
 #include "prompt_scenes.h"
 
+#include "content.h"
 #include "dataset.h"
 #include "folder.h"
 
@@ -25,6 +26,7 @@ struct ex_prompt_scenes {
     size_t *first[2];   /* of each class, in files->members[split]; one more marks the end */
     ex_image *patterns;
     size_t pattern_count;
+    uint64_t pattern_names; /* their hash */
     ex_prompt_scenes_options options;
 };
 
@@ -76,12 +78,12 @@ static ex_status index_classes(ex_prompt_scenes *s, ex_error *error) {
 
 static ex_status load_pattern(void *user, const char *path, const char *name, ex_error *error) {
     ex_prompt_scenes *s = user;
-    (void)name;
     ex_image *grown = realloc(s->patterns, (s->pattern_count + 1) * sizeof *grown);
     if (!grown) return no_memory(error, path);
     s->patterns = grown;
     ex_status status = ex_image_load(path, &s->patterns[s->pattern_count], error);
     s->pattern_count += status == EX_OK;
+    if (status == EX_OK) s->pattern_names = ex_hash_text(s->pattern_names, name);
     return status;
 }
 
@@ -99,6 +101,7 @@ ex_status ex_prompt_scenes_open(const ex_prompt_scenes_options *options, ex_prom
     *out = NULL;
     if (!s) return no_memory(error, options->things);
     s->options = *options;
+    s->pattern_names = EX_HASH_INIT;
     ex_status status = open_files(s, error);
     if (status == EX_OK) status = load_cutouts(s, error);
     if (status == EX_OK) status = index_classes(s, error);
@@ -340,10 +343,18 @@ static ex_status fill(const void *self, ex_split split, uint64_t epoch, size_t f
     return status == EX_OK ? EX_OK : no_memory(error, "a scene");
 }
 
+static ex_listing list_names(const ex_prompt_scenes *s) {
+    ex_listing listing = ex_dataset_listing(s->files);
+    listing.file_count += s->pattern_count;
+    listing.file_hash = ex_hash(listing.file_hash, &s->pattern_names, sizeof s->pattern_names);
+    return listing;
+}
+
 ex_source ex_prompt_scenes_source(const ex_prompt_scenes *s) {
     int64_t side = s->options.side;
     return (ex_source){.self = s,
                        .unit = "scenes",
+                       .names = list_names(s),
                        .tensor_count = 3,
                        .tensors = {{MT_UINT8, 3, {3, side, side}},
                                    {MT_FLOAT32, 2, {side, side}},

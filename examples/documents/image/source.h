@@ -35,9 +35,20 @@ ex_tensor ex_tensor_seen(const ex_tensor *tensor);
 void ex_tensor_normalise(const ex_tensor *tensor, size_t samples, unsigned char *pixels,
                          float *floats);
 
+/*
+ * What samples are called. Labels and the place in the data are numbers, so a run that goes on needs the same names in the same
+ * order. Hashes (ex_hash) are of names alone: what is in the files is not looked at.
+ */
+typedef struct ex_listing {
+    const char *labels; /* what they are called, "classes" or "captions"; NULL: no names are told */
+    size_t label_count, file_count;
+    uint64_t label_hash, file_hash;
+} ex_listing;
+
 typedef struct ex_source {
     const void *self;
     const char *unit; /* what samples are called: "pictures" */
+    ex_listing names;
     size_t tensor_count;
     ex_tensor tensors[EX_TENSORS];
     /* Samples of an epoch. */

@@ -7,15 +7,33 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Hashes as numbers of 64 bits with a sign, which is what JSON has. NULL: a source that tells none. New reference. */
+static json_t *names_json(const ex_listing *names) {
+    if (!names->labels) return NULL;
+    return json_pack("{sI sI sI sI}", "labels", (json_int_t)names->label_count, "label_hash",
+                     (json_int_t)names->label_hash, "files", (json_int_t)names->file_count,
+                     "file_hash", (json_int_t)names->file_hash);
+}
+
+static void take_names(const json_t *names, ex_position *out) {
+    out->has_names = json_is_integer(json_object_get(names, "label_hash")) &&
+                     json_is_integer(json_object_get(names, "file_hash"));
+    out->names = (ex_listing){
+        .label_count = (size_t)json_integer_value(json_object_get(names, "labels")),
+        .label_hash = (uint64_t)json_integer_value(json_object_get(names, "label_hash")),
+        .file_count = (size_t)json_integer_value(json_object_get(names, "files")),
+        .file_hash = (uint64_t)json_integer_value(json_object_get(names, "file_hash"))};
+}
+
 mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
                              const ex_position *position) {
     mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
-    json_t *object =
-        json_pack("{ss ss sI sI sI si sI sI so}", "program", run->program, "place", position->place,
-                  "replans", (json_int_t)position->replans, "budget", (json_int_t)position->budget,
-                  "chunks", (json_int_t)position->chunks, "threads", run->threads, "seed",
-                  (json_int_t)run->seed, "image_size", (json_int_t)run->image_size, "settings",
-                  ex_settings_json(run->settings, run->setting_count));
+    json_t *object = json_pack(
+        "{ss ss sI sI sI si sI sI so so*}", "program", run->program, "place", position->place,
+        "replans", (json_int_t)position->replans, "budget", (json_int_t)position->budget, "chunks",
+        (json_int_t)position->chunks, "threads", run->threads, "seed", (json_int_t)run->seed,
+        "image_size", (json_int_t)run->image_size, "settings",
+        ex_settings_json(run->settings, run->setting_count), "names", names_json(&run->names));
     char *extra = object ? json_dumps(object, JSON_COMPACT) : NULL;
     options.extra = extra;
     mt_status status = extra ? mt_torch_save(torch, path, &options)
@@ -52,6 +70,7 @@ static mt_status take_position(const char *path, const json_t *object, const ex_
                       .chunks = json_integer_value(json_object_get(object, "chunks")),
                       .threads = (int)json_integer_value(json_object_get(object, "threads"))};
     strcpy(out->place, text);
+    take_names(json_object_get(object, "names"), out);
     return MT_OK;
 }
 
@@ -112,4 +131,30 @@ mt_status ex_checkpoint_open(const char *path, const ex_run *run, ex_position *o
     json_decref(object);
     mt_safetensors_free(file);
     return status;
+}
+
+/* Numbers stand for names: with others a label means another class, and a place in the data another file. */
+static mt_status other_names(const char *path, const char *what, size_t now, size_t then) {
+    return mt_set_error(
+        MT_EINVAL,
+        "--resume: the %s, %zu of them, are not the %zu that '%s' was written with: "
+        "names or order differ; accepted: the data of that run. Without --resume a "
+        "run begins anew",
+        what, now, then, path);
+}
+
+mt_status ex_checkpoint_names(const char *path, const ex_position *then, const ex_listing *now) {
+    const ex_listing *names = &then->names;
+    if (!path || !now->labels) return MT_OK;
+    if (!then->has_names) {
+        mt_log(MT_LOG_WARNING,
+               "'%s' does not tell names: whether its run had these %s and files is not checked",
+               path, now->labels);
+        return MT_OK;
+    }
+    if (names->label_hash != now->label_hash)
+        return other_names(path, now->labels, now->label_count, names->label_count);
+    if (names->file_hash != now->file_hash)
+        return other_names(path, "files", now->file_count, names->file_count);
+    return MT_OK;
 }

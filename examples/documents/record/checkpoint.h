@@ -5,6 +5,7 @@
 #define EX_CHECKPOINT_H
 
 #include "settings.h"
+#include "source.h"
 
 #include <memtrain/torch_fit.h>
 
@@ -15,6 +16,7 @@ typedef struct ex_run {
     int threads; /* 0: not known yet */
     const ex_setting *settings;
     size_t setting_count;
+    ex_listing names; /* of its data, for ex_checkpoint_save */
 } ex_run;
 
 /* How a run gets its chunks where --micro-batch does not say. */
@@ -28,6 +30,8 @@ typedef struct ex_position {
     uint64_t replans;                /* steps of it that were planned anew because memory ran out */
     uint64_t budget;                 /* bytes, of the run that was saved; 0: not known, or none */
     int64_t chunks;                  /* of it: samples of --micro-batch, or one of ex_chunks */
+    int has_names;                   /* 0: the file does not tell names */
+    ex_listing names;                /* of its data */
 } ex_position;
 
 /* Writes the file; the one that was there becomes PATH.1. */
@@ -47,5 +51,13 @@ MT_NODISCARD mt_status ex_checkpoint_weights(mt_model *model, const char *path,
  *         (names the flag); MT_ENOMEM
  */
 MT_NODISCARD mt_status ex_checkpoint_open(const char *path, const ex_run *run, ex_position *out);
+
+/*
+ * Whether the data is what that run had, by its names. path NULL: MT_OK. A file that does not tell, of an earlier version, is
+ * accepted with a warning.
+ * @return MT_OK; MT_EINVAL with a line that says whether classes or files differ, and what to do
+ */
+MT_NODISCARD mt_status ex_checkpoint_names(const char *path, const ex_position *then,
+                                           const ex_listing *now);
 
 #endif

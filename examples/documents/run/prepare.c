@@ -27,7 +27,8 @@ ex_run ex_this_run(const ex_training *t) {
                     .image_size = t->flags->image_size,
                     .threads = t->device.threads,
                     .settings = t->settings,
-                    .setting_count = t->setting_count};
+                    .setting_count = t->setting_count,
+                    .names = t->source.names};
 }
 
 static mt_status open_files(ex_training *t) {
@@ -73,7 +74,8 @@ mt_status ex_training_data(ex_training *t, const ex_source *source) {
     t->source = ex_processes_share(&t->processes, source);
     t->progress.unit = t->source.unit;
     t->progress.processes = (size_t)t->flags->processes;
-    mt_status status = ex_batches_new(&t->source, &options, &t->batches);
+    mt_status status = ex_checkpoint_names(t->flags->resume, &t->from, &t->source.names);
+    if (status == MT_OK) status = ex_batches_new(&t->source, &options, &t->batches);
     if (status == MT_OK) t->device.ahead_bytes = ex_batches_ahead_bytes(t->batches);
     return status;
 }
@@ -237,14 +239,30 @@ static int tell_other_bits(const ex_training *t, char *text, size_t capacity) {
     return 0;
 }
 
+/* Steps of the whole run that the file of --resume has, as mt_fit counts them. */
+static uint64_t steps_done(const ex_training *t) {
+    const size_t rest = ex_rest_of_epoch(t), batch = (size_t)t->flags->batch;
+    const size_t whole = t->source.count(t->source.self, EX_TRAINING) / batch;
+    const int has_rest = rest && rest >= ex_flags_least(t->flags, &t->info);
+    return (t->from.epoch - 1) * (whole + (size_t)has_rest) + t->from.batches;
+}
+
 static void tell_where(const ex_training *t) {
     char why[256];
     mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %llu of its batches are done",
            t->flags->resume, (unsigned long long)t->from.epoch,
            (unsigned long long)t->from.batches);
+    uint64_t steps = steps_done(t);
     if (t->from.epoch > (uint64_t)t->flags->epochs)
-        mt_log(MT_LOG_INFO, "nothing is left to do: --epochs %lld are done",
+        mt_log(MT_LOG_INFO,
+               "nothing is left to do: --epochs %lld are done; a run with --schedule constant goes "
+               "on with more",
                (long long)t->flags->epochs);
+    else if (t->flags->steps && steps >= (uint64_t)t->flags->steps)
+        mt_log(MT_LOG_INFO,
+               "nothing is left to do: --steps %lld are done, the file has %llu; the run goes on "
+               "with a larger --steps, or without it to the end of --epochs %lld",
+               (long long)t->flags->steps, (unsigned long long)steps, (long long)t->flags->epochs);
     else if (tell_other_bits(t, why, sizeof why))
         mt_log(MT_LOG_INFO, "it may end with other bits than a run that was not stopped: %s", why);
 }
