@@ -175,6 +175,15 @@ prsmed_lm_options of_a_written_file(const std::string &path) {
     return options;
 }
 
+/* It is measured: how much is the processor's. */
+TEST("program", products_are_timed) {
+    check_shim::prepare(1);
+    ck_assert_double_gt(prsmed_lm_half_ratio(), 0);
+    ck_ok(mt_device_set_budget("cpu", 1 << 20)); /* no room for the matrices */
+    ck_assert_double_eq(prsmed_lm_half_ratio(), 0);
+    ck_ok(mt_device_set_budget("cpu", 0));
+}
+
 /* Mapped, loaded, kept. */
 TEST("program", a_written_file_is_read) {
     check_shim::prepare(3);

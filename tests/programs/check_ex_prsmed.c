@@ -3,7 +3,9 @@
  * refused, the tables of memory, and a run in half the memory that a batch takes.
  */
 #include "cli.h"
+#include "prsmed.h"
 
+#include <math.h>
 #include <unistd.h>
 
 /* Few scenes and a text model that stays random. */
@@ -64,6 +66,30 @@ TEST("flags", flags_of_the_language_model) {
     ck_contains(cli_err, "--text-steps: not together with --text-model");
     EXPECT(2, "--text-model", "tiny", "--breakdown");
     ck_contains(cli_err, "--breakdown: not together with --text-model");
+}
+
+/* Ratios of times, and what is said of them. */
+static const struct {
+    double ratio;
+    const char *told;
+} ratios[] = {
+    {0, NULL},
+    {0.3, NULL},
+    {2, NULL},
+    {2.01, "take 2.0 times as long"},
+    {31.4,
+     "take 31.4 times as long on this processor as in float32; --text-type float32 is faster"},
+    {INFINITY, "take inf times"},
+    {NAN, NULL},
+};
+
+TEST_LOOP("flags", slow_products_are_told, LENGTH(ratios)) {
+    char text[256] = "";
+    ck_assert_int_eq(prsmed_slow_half(ratios[_i].ratio, text, sizeof text), !!ratios[_i].told);
+    if (ratios[_i].told)
+        ck_says(text, "--text-type bf16: products in bfloat16 ", ratios[_i].told);
+    else
+        ck_assert_str_eq(text, "");
 }
 
 /* Samples of the largest chunk, from the last line. */

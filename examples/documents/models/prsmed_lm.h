@@ -100,6 +100,13 @@ MT_NODISCARD mt_status prsmed_lm_words(prsmed_lm *lm, const int64_t *tokens, siz
  */
 MT_NODISCARD mt_status prsmed_lm_write(int model, const char *path);
 
+/*
+ * How much longer a product in bfloat16 takes here than one in float32, of matrices as a layer has them: the shorter of three
+ * each, some ten milliseconds in all.
+ * @return 0.5: half as long; 0: not known, as where there is no memory for them
+ */
+double prsmed_lm_half_ratio(void);
+
 #ifdef __cplusplus
 }
 #endif

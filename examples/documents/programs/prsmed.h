@@ -41,6 +41,12 @@ MT_NODISCARD mt_status prsmed_add_words(prsmed *p, ex_source *out);
 /* --cache-frozen-file: what is kept, for the next run. A file that cannot be written is told of, and the run goes on. */
 void prsmed_save_states(const prsmed *p, const ex_training *run);
 
+/*
+ * What to say of --text-type bf16 where a product in bfloat16 takes that many times as long as one in float32.
+ * @return 1: text has it; 0: nothing, up to twice as long, or where the ratio is not known (0)
+ */
+int prsmed_slow_half(double ratio, char *text, size_t capacity);
+
 /* --write-text-weights. @return the exit status */
 int prsmed_write_weights(const prsmed *p);
 

@@ -28,6 +28,14 @@ static mt_status make_words(void *self, size_t count, void *const *buffers) {
     return prsmed_lm_words(p->lm, buffers[2], count, EX_PROMPT_TOKENS, buffers[3], buffers[4]);
 }
 
+/* The tiny one takes no time either way. */
+static void warn_of_slow_half(const prsmed *p) {
+    char text[256];
+    if (!p->half || p->lm_size == PRSMED_LM_TINY || !ex_processes_is_first()) return;
+    if (prsmed_slow_half(prsmed_lm_half_ratio(), text, sizeof text))
+        mt_log(MT_LOG_WARNING, "%s", text);
+}
+
 /* It is centred by some of the prompts: to read all would take longer than an epoch. */
 static mt_status open_language_model(prsmed *p) {
     enum { SOME = 16 };
@@ -52,6 +60,7 @@ static mt_status open_language_model(prsmed *p) {
     options.states = p->states;
     if (p->states) ex_content_mark(p->lm_weights, mark, sizeof mark);
     options.states_of = mark;
+    if (!options.dry) warn_of_slow_half(p);
     mt_status status = prsmed_lm_new(&options, &p->lm);
     free(prompts);
     return status;
