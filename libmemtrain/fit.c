@@ -61,22 +61,9 @@ mt_status mt_fit_order(uint64_t seed, uint64_t epoch, size_t samples, size_t *ou
 
 /* ---- arguments ---------------------------------------------------------------------------------- */
 
-/* Of a struct of the caller's that begins with it. */
-static mt_status check_size(const void *theirs, const char *name, size_t *size) {
-    memcpy(size, theirs, sizeof *size);
-    MT__CHECK(*size >= sizeof *size, "mt_fit: %s->size is not set; use the MT_..._INIT of its type",
-              name);
-    return MT_OK;
-}
-
 /* Copies a struct of the caller's; theirs NULL: it stays as it is. */
 static mt_status take(void *own, size_t own_size, const void *theirs, const char *name) {
-    size_t size;
-    if (!theirs) return MT_OK;
-    mt_status status = check_size(theirs, name, &size);
-    if (status != MT_OK) return status;
-    mt__copy_versioned(own, own_size, theirs, size);
-    return MT_OK;
+    return theirs ? mt__take_versioned(own, own_size, theirs, "mt_fit", name) : MT_OK;
 }
 
 static mt_status check_source(const mt_source *s, const char *name) {
@@ -88,9 +75,8 @@ static mt_status check_source(const mt_source *s, const char *name) {
 
 static mt_status take_arguments(fit *f, const mt_source *source, const mt_fit_options *options,
                                 const mt_fit_callbacks *callbacks, const void *report) {
-    size_t size;
     mt_status status = mt__check_ready(f->trainer, "mt_fit");
-    if (status == MT_OK && report) status = check_size(report, "report", &size);
+    if (status == MT_OK && report) status = mt__check_sized(report, "mt_fit", "report");
     if (status != MT_OK) return status;
     MT__CHECK(source, "mt_fit: source is NULL");
     status = take(&f->source, sizeof f->source, source, "source");

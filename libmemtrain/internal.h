@@ -32,10 +32,10 @@ MT_API mt_status mt__bad_handle(const void *handle, const char *function, const 
 /* Bytes of an error line at most, the end included: a copy of one needs as many. */
 enum { MT__LINE = 512 };
 
-/*
- * The same of an argument, after a look at it: MT_EINVAL where it is NULL or its size is not set. Fields that the caller
- * does not know stay as they are in *own.
- */
+/* A struct of the caller's that starts with its own size: MT_EINVAL where it is NULL or the size is not set. */
+mt_status mt__check_sized(const void *theirs, const char *function, const char *argument);
+
+/* Copies such a struct after that check, as mt__copy_versioned does. */
 mt_status mt__take_versioned(void *own, size_t own_size, const void *theirs, const char *function,
                              const char *argument);
 

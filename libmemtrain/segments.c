@@ -66,9 +66,8 @@ static mt_status check_arguments(const char *function, const mt_segment_cost *se
                                  size_t count, const mt_segments_choice *out) {
     MT__CHECK(segments, "%s: segments is NULL", function);
     MT__CHECK(count, "%s: count is 0; accepted: at least 1", function);
-    MT__CHECK(out && out->size >= sizeof out->size, "%s: out%s", function,
-              out ? "->size is not set" : " is NULL");
-    return check_chain(function, segments, count);
+    mt_status status = mt__check_sized(out, function, "out");
+    return status == MT_OK ? check_chain(function, segments, count) : status;
 }
 
 static size_t left_behind(const mt_segment_cost *s, int again) {

@@ -120,14 +120,24 @@ void mt__copy_versioned(void *own, size_t own_size, const void *theirs, size_t t
     memcpy(own, &own_size, sizeof own_size); /* the first field is the size */
 }
 
+static size_t size_of(const void *theirs) {
+    size_t size;
+    memcpy(&size, theirs, sizeof size);
+    return size;
+}
+
+mt_status mt__check_sized(const void *theirs, const char *function, const char *argument) {
+    MT__CHECK(theirs, "%s: %s is NULL", function, argument);
+    MT__CHECK(size_of(theirs) >= sizeof(size_t),
+              "%s: %s->size is not set; the sizeof of its type is accepted", function, argument);
+    return MT_OK;
+}
+
 mt_status mt__take_versioned(void *own, size_t own_size, const void *theirs, const char *function,
                              const char *argument) {
-    size_t size;
-    MT__CHECK(theirs, "%s: %s is NULL", function, argument);
-    memcpy(&size, theirs, sizeof size);
-    MT__CHECK(size >= sizeof size, "%s: %s->size is not set", function, argument);
-    mt__copy_versioned(own, own_size, theirs, size);
-    return MT_OK;
+    mt_status status = mt__check_sized(theirs, function, argument);
+    if (status == MT_OK) mt__copy_versioned(own, own_size, theirs, size_of(theirs));
+    return status;
 }
 
 mt_status mt__bad_handle(const void *handle, const char *function, const char *argument) {

@@ -173,7 +173,7 @@ private:
 
 mt_status Check::look(bool &goes_on) {
     RunResult look;
-    mt_status status = runs_.run(true, Depth::graph, trained_, {}, look);
+    mt_status status = runs_.run(Mode::training, Depth::graph, trained_, {}, look);
     if (status == MT_EDEVMEM || status == MT_ENOMEM) return status;
     if (status != MT_OK) return look_at_whole(status, goes_on);
     goes_on = false;
@@ -222,7 +222,7 @@ mt_status Check::look_at_whole(mt_status failed, bool &goes_on) {
     RunResult whole;
     std::snprintf(line, sizeof line, "%s", mt_last_error());
     goes_on = false;
-    mt_status status = runs_.run(true, Depth::forward, {}, {}, whole);
+    mt_status status = runs_.run(Mode::training, Depth::forward, {}, {}, whole);
     if (status == MT_OK) tell_fails(samples(trained_.size()), runs_.batch(), line);
     return status == MT_OK ? MT_OK : mt_set_error(failed, "%s", line);
 }
@@ -308,13 +308,14 @@ void Check::tell_repeated(const RunResult &first, const RunResult &second, bool 
 
 mt_status Check::repeat(bool &goes_on) {
     RunResult first, second, third;
-    mt_status status = runs_.run(true, Depth::backward, trained_, {trained_.size()}, first);
+    mt_status status =
+        runs_.run(Mode::training, Depth::backward, trained_, {trained_.size()}, first);
     if (status != MT_OK) return status;
     tell_written();
     tell_untouched(first);
     goes_on = torch_.scaler || is_finite(first, trained_.size());
     if (!goes_on) return MT_OK;
-    status = runs_.run(true, Depth::backward, trained_, {trained_.size()}, second);
+    status = runs_.run(Mode::training, Depth::backward, trained_, {trained_.size()}, second);
     if (status == MT_EDEVMEM || status == MT_ENOMEM) return status;
     if (status != MT_OK) {
         goes_on = false;
@@ -327,7 +328,7 @@ mt_status Check::repeat(bool &goes_on) {
         return MT_OK;
     }
     if (first.loss_sum == second.loss_sum && first.gradient.equals(second.gradient)) return MT_OK;
-    status = runs_.run(true, Depth::backward, trained_, {trained_.size()}, third);
+    status = runs_.run(Mode::training, Depth::backward, trained_, {trained_.size()}, third);
     if (status != MT_OK) return status;
     bool further = std::fabs(third.loss() - first.loss()) > std::fabs(second.loss() - first.loss());
     tell_repeated(first, further ? third : second, goes_on);
@@ -405,7 +406,7 @@ mt_status Check::evaluate(const std::vector<size_t> &parts, bool backward, RunRe
     mt_status status = MT_OK;
     if (fails_) return MT_OK;
     Depth depth = backward && has_backward_ ? Depth::backward : Depth::forward;
-    status = runs_.run(false, depth, parts, {parts.size()}, out);
+    status = runs_.run(Mode::evaluation, depth, parts, {parts.size()}, out);
     if (status == MT_OK || status == MT_EDEVMEM || status == MT_ENOMEM) return status;
     if (parts.size() == all_.size()) return status;
     tell_fails(samples(parts.size()), samples(all_.size()), mt_last_error());
@@ -649,9 +650,9 @@ mt_status Check::cut() {
 /* A loss of embeddings is that of the whole batch, whatever the chunks are. */
 mt_status Check::cut_cached() {
     RunResult whole, cut;
-    mt_status status = runs_.run(false, Depth::backward, all_, {all_.size()}, whole);
+    mt_status status = runs_.run(Mode::evaluation, Depth::backward, all_, {all_.size()}, whole);
     if (status == MT_OK && !whole.drew)
-        status = runs_.run(false, Depth::backward, all_, {all_.size() - 1, 1}, cut);
+        status = runs_.run(Mode::evaluation, Depth::backward, all_, {all_.size() - 1, 1}, cut);
     if (status != MT_OK) return status;
     if (whole.drew) {
         report_.add(MT_CHECK_SKIPPED, "", 0.0,
@@ -706,7 +707,7 @@ bool Check::is_ready_to_cut() {
 mt_status Check::sharpen() {
     RunResult seen;
     if (!in_half_) return MT_OK;
-    mt_status status = runs_.run(false, Depth::graph, trained_, {}, seen);
+    mt_status status = runs_.run(Mode::evaluation, Depth::graph, trained_, {}, seen);
     sharp_ = tolerance_of(torch_, seen.in_half);
     return status;
 }

@@ -306,14 +306,14 @@ static bool are_same(const std::vector<Named> &a, const std::vector<Named> &b) {
     return true;
 }
 
-mt_status Runs::run(bool training, Depth depth, const std::vector<size_t> &parts,
+mt_status Runs::run(Mode mode, Depth depth, const std::vector<size_t> &parts,
                     const std::vector<size_t> &chunks, RunResult &out) {
     out = {};
     return taken_back(parts, [&](size_t samples) {
         std::vector<Named> before, after;
         mt_status status = guard(torch_.device, [&] {
             Calling calling(torch_);
-            set_training(*torch_.model, training);
+            set_training(*torch_.model, mode == Mode::training);
             append_rng(torch_.device, before);
         });
         if (status != MT_OK) return status;

@@ -94,6 +94,8 @@ private:
     std::vector<std::string> changed_;
 };
 
+enum class Mode { training, evaluation };
+
 /* How far a run goes: the forward pass without a graph or with one, or the backward pass too. */
 enum class Depth { forward, graph, backward };
 
@@ -117,9 +119,9 @@ public:
 
     /*
      * These parts as one chunk, in this order, or with embeddings as chunks of these numbers of parts; taken back.
-     * None: the whole batch. Without training, as in an evaluation. Not MT_OK: the line says why.
+     * None: the whole batch. Not MT_OK: the line says why.
      */
-    mt_status run(bool training, Depth depth, const std::vector<size_t> &parts,
+    mt_status run(Mode mode, Depth depth, const std::vector<size_t> &parts,
                   const std::vector<size_t> &chunks, RunResult &out);
 
     /* What these parts as such chunks make of the buffers; others: with other random numbers. */

@@ -256,7 +256,7 @@ TEST("shown", many) {
         if (!dev.recorded) ck_assert_uint_ge(dev.first, 4);
         ck_assert_uint_le(dev.first, fits(length));
     }
-    ck_assert_uint_le(learnt, 20);
+    ck_assert_uint_le(learnt, 16);
 }
 
 /* Chunks whose peaks nobody tells say nothing against what is told. */
