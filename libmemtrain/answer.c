@@ -109,9 +109,11 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
     if (!cannot_shrink) {
-        p->step.cap = (predicted || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short)
-                          ? oom->chunk - 1
-                          : oom->chunk / 2; /* nothing predicts one */
+        /* Half where nothing tells of a smaller one, but a legal chunk. */
+        int is_told =
+            (predicted || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short);
+        p->step.cap = is_told ? oom->chunk - 1 : oom->chunk / 2;
+        p->step.cap = mt__max(p->step.cap, mt__policy_attainable(p, mt__max(1, p->step.samples)));
         t->tried = MT__NOTHING;
         return MT_ACTION_REPLAN;
     }

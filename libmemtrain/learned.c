@@ -7,7 +7,7 @@
  *     k MODE SHAPE RUNGS FAMILY LENGTH TOO_SMALL LEARNT PARTIAL  a kind; the lines up to the next one are of it
  *     r FROM TOP                                                 a range, and its models
  *     m WAY MARGIN FROM RUN (START RISE)...
- *     l WAY LOW LOW_PEAK HIGH HIGH_PEAK SMALLEST LARGEST ROOM (CHUNK ROOM PATIENCE)x2
+ *     l WAY LOW LOW_PEAK HIGH HIGH_PEAK SMALLEST LARGEST ROOM (CHUNK ROOM PATIENCE)x2 RESIDUAL
  *     s (SAMPLES RUNS NANOSECONDS)...                            times
  */
 #include "json.h"
@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_LINE "memtrain learned 1"
+#define FIRST_LINE "memtrain learned 2"
 
 /* FNV-1a (Fowler, Noll, Vo). */
 static uint64_t checksum(const char *text, size_t length) {
@@ -51,7 +51,7 @@ static void put_limits(const mt__limits *l, int way, mt__text *out) {
     mt__put(out, " %zu %zu %" PRId64, l->smallest_ran, l->largest_ran, (int64_t)l->proven_room);
     put_failure(&l->failed[0], out);
     put_failure(&l->failed[1], out);
-    mt__put(out, "\n");
+    mt__put(out, " %zu\n", l->residual);
 }
 
 static void put_kind(const mt__kind *k, mt__text *out) {
@@ -252,7 +252,7 @@ static int take_model(reader *r) {
 }
 
 static int take_limits(reader *r) {
-    if (r->count != 14 || (uint64_t)r->numbers[0] >= MT__WAYS) return 0;
+    if (r->count != 15 || (uint64_t)r->numbers[0] >= MT__WAYS) return 0;
     mt__limits *l = &r->kind->limits[r->numbers[0]];
     *l = (mt__limits){.low = number(r, 1),
                       .low_peak = number(r, 2),
@@ -260,7 +260,8 @@ static int take_limits(reader *r) {
                       .high_peak = number(r, 4),
                       .smallest_ran = number(r, 5),
                       .largest_ran = number(r, 6),
-                      .proven_room = number(r, 7)};
+                      .proven_room = number(r, 7),
+                      .residual = number(r, 14)};
     for (size_t i = 0; i < 2; i++) {
         unsigned patience = (unsigned)r->numbers[10 + 3 * i];
         l->failed[i] = (mt__failure){number(r, 8 + 3 * i), number(r, 9 + 3 * i),

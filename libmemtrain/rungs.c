@@ -229,6 +229,7 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
 
 void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {
     p->ladder.rungs = rungs & allowed(p) & SAME_NUMBERS;
+    if (p->ladder.rungs) p->wait.patience = PATIENCE; /* as if they had been taken now */
 }
 
 mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {

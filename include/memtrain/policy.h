@@ -476,8 +476,8 @@ typedef enum mt_action {
  * then once more with an empty cache. The third refusal in a row is a shortage. Then less may be
  * allocated for some steps, in batches of all shapes.
  *
- * A refusal that the budget explains corrects the model. The next plan comes from the model, not
- * from halving.
+ * A refusal that the budget explains corrects the model. The next plan comes from the model.
+ * Where nothing is recorded and no peak is measured, it is half of what failed.
  *
  * Retries are bounded by max_retries. In addition, the cache may be emptied once for each smaller
  * chunk.

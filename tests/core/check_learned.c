@@ -100,6 +100,28 @@ TEST_LOOP("next", next_run, LENGTH(runs)) {
     ck_assert_str_eq(log_text, "");
 }
 
+/*
+ * A budget may follow what else takes memory, so the next run has a little more of it. It begins with the rung, and what did not fit
+ * before is not tried again before it fits.
+ */
+TEST_LOOP("next", rung_in_more_room, 16) {
+    mt_run_report report = MT_RUN_REPORT_INIT;
+    size_t missing = fits(2).budget_bytes - fits(1).budget_bytes;
+
+    take_model(1);
+    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    options.min_micro_batch = 2;
+    trainer = trainer_of(&options, &own);
+    step(trainer, 40, 0);
+    ck_ok(mt_trainer_finish(trainer, NULL));
+    end_trainer();
+    options.budget_bytes += missing * (size_t)_i / 16;
+    trainer = trainer_of(&options, &own);
+    for (uint64_t id = 0; id < 8; id++) step(trainer, 40, id);
+    ck_ok(mt_trainer_finish(trainer, &report));
+    ck_assert_msg(report.ooms == 0, "%d OOMs", (int)report.ooms);
+}
+
 /* Bytes and seconds hold in another budget too. */
 TEST_LOOP("next", other_budget, 28) {
     const size_t fitting = (size_t)_i + 2;
@@ -273,14 +295,15 @@ static const char *const forged[] = {
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 -9223372036854775807 5\n",
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5 -9223372036854775807\n",
     "k 0 0 0 0 0 0 0 0\nl 0 1\n",
-    "k 0 0 0 0 0 0 0 0\nl 2 1 1 1 1 1 1 1 1 1 1 1 1 1\n",
+    "k 0 0 0 0 0 0 0 0\nl 2 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n",
+    "k 0 0 0 0 0 0 0 0\nl 0 1 1 1 1 1 1 1 1 1 1 1 1 1\n",
     "k 0 0 0 0 0 0 0 0\ns 1 1\n",
     "k 0 0 0 0 0 0 0 0\ns 0 1 1\n",
     "k 0 0 0 0 0 0 0 0\ns 1 0 1\n",
     "k 0 0 0 0 0 0 0 0\ns 1 1 -1\n",
     "k 0 0 0 0 0 0 0 1\n", /* partial without a range: as a kind of which nothing is known */
     "k 0 0 0 0 0 0 0 1\nr 2 2\n",
-    "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5 5\nl 0 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1\n",
+    "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5 5\nl 0 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1\n",
 };
 
 TEST_LOOP("left_out", forged_lines, LENGTH(forged)) {

@@ -315,7 +315,7 @@ TEST("oom", oom_long_ago) {
     check_balanced(&dev.plan, 64, 1); /* nothing was learnt */
 }
 
-/* No budget is known: sizes shrink by a third, not by one chunk, until they fit. */
+/* No budget is known: sizes shrink by half, not by one chunk, until they fit. */
 TEST("oom", oom_without_a_budget) {
     mt_action action = MT_ACTION_REPLAN;
     size_t chunk = 90;
@@ -332,9 +332,34 @@ TEST("oom", oom_without_a_budget) {
         ck_assert_int_eq(action, MT_ACTION_REPLAN);
         ck_ok(device_plan(&dev, MT_TRAIN, 90));
         ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), chunk);
+        ck_assert_uint_le(mt_plan_chunk(&dev.plan, 0), chunk / 2);
         chunk = mt_plan_chunk(&dev.plan, 0);
     }
     ck_assert_uint_le(attempt, 8);
+}
+
+/* Half of what failed may be less than is legal: then the smallest legal chunk is tried. */
+static const struct {
+    size_t samples, least, smallest;
+} halves[] = {{17, 8, 9},    {15, 8, 15}, {16, 8, 8}, {23, 8, 12},
+              {100, 30, 34}, {5, 2, 3},   {3, 1, 1}};
+
+TEST_LOOP("oom", oom_down_to_the_smallest, LENGTH(halves)) {
+    mt_action action = MT_ACTION_REPLAN;
+    size_t chunk = halves[_i].samples;
+
+    dev = device_new(0, (mt_policy_options){.min_micro_batch = halves[_i].least},
+                     (mt_backend_info){0});
+    ck_ok(device_plan(&dev, MT_TRAIN, halves[_i].samples));
+    for (unsigned attempt = 1; action != MT_ACTION_GIVE_UP; attempt++) {
+        mt_oom oom = oom_explained(&dev, chunk, attempt);
+
+        ck_assert_uint_le(attempt, 17);
+        oom.memory.budget_bytes = 0;
+        action = answer_and_plan(oom, halves[_i].samples);
+        chunk = mt_plan_chunk(&dev.plan, 0);
+    }
+    ck_assert_uint_eq(chunk, halves[_i].smallest);
 }
 
 /* Eight refusals without evidence that never come again: the plan is as before some batches later. */

@@ -27,7 +27,7 @@ static mt__sizes sizes_of(const run *runs, uint64_t batches) {
 
 /* ---- what is measured --------------------------------------------------------------------------- */
 
-/* The least of the last eight runs, of which those of one batch count once, by their mean. */
+/* The least of the last eight runs. */
 static const struct {
     run runs[RUNS];
     double of_8;
