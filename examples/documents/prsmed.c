@@ -105,6 +105,7 @@ static mt_status train(void *self, ex_training *run) {
     if (!s) s = ex_training_data(run, &scenes);
     if (!s && p->breakdown) s = prsmed_breakdown(p, run);
     if (!s) s = ex_training_model(run, make_model);
+    if (!s) s = prsmed_begin_words(p, run);
     if (!s) s = mt_fit(run->trainer, &run->training, &run->fit, &run->calls, &run->at);
     if (!s) prsmed_save_states(p, run);
     if (!s && ex_training_is_done(run)) prsmed_result(p, run);

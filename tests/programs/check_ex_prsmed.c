@@ -380,6 +380,15 @@ TEST("runs", a_language_model_reads_the_prompts) {
     ck_contains(cli_out, "mapped weights, not counted     327.9 KiB");
     EXPECT(0, LANGUAGE_MODEL, "--explain", "--trace", cli_replayed); /* and then trains as ever */
     cli_same_state();
+    ck_assert(strstr(cli_out, "\nA step of ") < strstr(cli_out, " of 16 prompts"));
+    EXPECT(0, LANGUAGE_MODEL, "--explain", "--cache-frozen", "--workers", "0", "--trace",
+           cli_replayed);
+    cli_same_state();
+    EXPECT(0, QUICK, "--text-model", "tiny", "--micro-batch", "4", "--trace", cli_trace);
+    EXPECT(0, QUICK, "--text-model", "tiny", "--micro-batch", "4", "--explain", "--trace",
+           cli_replayed);
+    cli_same_state();
+    EXPECT(0, LANGUAGE_MODEL, "--trace", cli_trace);
     EXPECT(0, LANGUAGE_MODEL, "--frozen", "load", "--trace", cli_replayed);
     ck_contains(cli_out, "language model: 167872 parameters, 655.8 KiB in memory, 0 B mapped");
     cli_same_state();

@@ -264,6 +264,13 @@ void ex_batches_free(ex_batches *b) {
     free(b);
 }
 
+void ex_batches_make_anew(ex_batches *b) {
+    pthread_mutex_lock(&b->mutex); /* what is being rendered is not made */
+    for (size_t i = 0; i < b->count; i++)
+        if (b->slots[i]->state == READY) b->slots[i]->made = 0;
+    pthread_mutex_unlock(&b->mutex);
+}
+
 size_t ex_batches_count(const ex_batches *b, ex_split split) {
     return (b->source.count(b->source.self, split) + b->options.batch - 1) / b->options.batch;
 }

@@ -44,6 +44,9 @@ size_t ex_batches_count(const ex_batches *batches, ex_split split);
  */
 void ex_batches_stop_ahead(ex_batches *batches);
 
+/* What source.make has made is made again when a batch is asked for next. */
+void ex_batches_make_anew(ex_batches *batches);
+
 /* Bytes of the buffers that are filled ahead. */
 size_t ex_batches_ahead_bytes(const ex_batches *batches);
 

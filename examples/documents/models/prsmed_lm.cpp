@@ -24,6 +24,7 @@ struct prsmed_lm {
     mt_model *model = nullptr;
     MistralOptions options{};
     bool keeps = false, half = false, dry = false;
+    torch::Tensor centred_by;  /* [count, length], to centre by; undefined: none */
     torch::Tensor mean, scale; /* [width] */
     /* By the bytes of its tokens: states [words, width] and which words there are. */
     std::map<std::string, Words> kept;
@@ -124,8 +125,8 @@ Words read(prsmed_lm &lm, const torch::Tensor &tokens) {
     return words;
 }
 
-void centre(prsmed_lm &lm, const torch::Tensor &prompts) {
-    const Words words = read(lm, prompts);
+void centre(prsmed_lm &lm) {
+    const Words words = read(lm, lm.centred_by);
     torch::Tensor all = words.states.index({words.exist}); /* [words, width] */
     lm.mean = all.mean(0);
     lm.scale = 1 / (all - lm.mean).square().mean(0).sqrt().clamp_min(1e-6);
@@ -166,15 +167,18 @@ void write_out(const Words &words, float *states, float *exist) {
 }
 
 /* What is centred by other prompts is something else. */
-mt_status take_states(const prsmed_lm_options &o, prsmed_lm &lm) {
+StatesFile states_file(const prsmed_lm_options &o, int64_t width) {
     const uint64_t prompts =
         ex_hash(EX_HASH_INIT, o.prompts, o.prompt_count * o.prompt_length * sizeof *o.prompts);
-    lm.file = {o.states,
-               {{{"states_of", o.states_of},
-                 {"read_in", o.half ? "bf16" : "float32"},
-                 {"centred_by", hash_text(prompts)}}},
-               static_cast<int64_t>(o.prompt_length),
-               lm.options.width};
+    return {o.states,
+            {{{"states_of", o.states_of},
+              {"read_in", o.half ? "bf16" : "float32"},
+              {"centred_by", hash_text(prompts)}}},
+            static_cast<int64_t>(o.prompt_length),
+            width};
+}
+
+mt_status take_states(prsmed_lm &lm) {
     States states;
     mt_status status = read_states(lm.file, states);
     lm.mean = states.mean;
@@ -199,13 +203,22 @@ mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
     mt_map_options map = MT_MAP_OPTIONS_INIT;
     map.load = o.load;
     if (status == MT_OK && o.weights) status = mt_model_map_weights(lm.model, o.weights, &map);
-    if (status != MT_OK || !o.prompt_count || lm.dry) return status;
+    if (status != MT_OK || !o.prompt_count) return status;
     return guard([&] {
-        if (o.states) status = take_states(o, lm);
-        if (status == MT_OK && !lm.mean.defined())
-            centre(lm, rows_of(o.prompts, o.prompt_count, o.prompt_length));
-        return status;
+        if (o.states) lm.file = states_file(o, lm.options.width);
+        lm.centred_by = rows_of(o.prompts, o.prompt_count, o.prompt_length).clone();
+        return MT_OK;
     });
+}
+
+mt_status begin(prsmed_lm &lm) {
+    mt_status status = MT_OK;
+    lm.dry = false;
+    lm.kept.clear();
+    lm.has_more = false;
+    if (!lm.file.path.empty()) status = take_states(lm);
+    if (status == MT_OK && lm.centred_by.defined() && !lm.mean.defined()) centre(lm);
+    return status;
 }
 
 /* ---- random weights -------------------------------------------------------------------------------- */
@@ -272,11 +285,16 @@ mt_status prsmed_lm_new(const prsmed_lm_options *options, prsmed_lm **out) {
     if (status == MT_OK && !lm)
         status = mt_set_error(MT_ENOMEM, "prsmed_lm_new: out of host memory");
     if (status == MT_OK) status = build(*options, *lm);
+    if (status == MT_OK && !options->dry) status = prsmed_lm_begin(lm);
     if (status == MT_OK)
         *out = lm;
     else
         prsmed_lm_free(lm);
     return status;
+}
+
+mt_status prsmed_lm_begin(prsmed_lm *lm) {
+    return guard([&] { return begin(*lm); });
 }
 
 void prsmed_lm_free(prsmed_lm *lm) {
@@ -321,7 +339,7 @@ mt_status prsmed_lm_words(prsmed_lm *lm, const int64_t *tokens, size_t count, si
 }
 
 mt_status prsmed_lm_save_states(prsmed_lm *lm) {
-    if (lm->file.path.empty() || !lm->has_more) return MT_OK;
+    if (lm->file.path.empty() || !lm->has_more || lm->dry) return MT_OK;
     return guard([&] {
         States states{{}, lm->mean, lm->scale};
         for (const auto &[tokens, words] : lm->kept)

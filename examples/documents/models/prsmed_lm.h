@@ -33,7 +33,8 @@ typedef struct prsmed_lm_options {
     const int64_t *prompts;
     size_t prompt_count, prompt_length;
     int half; /* 1: it computes in bfloat16, and needs no casts of such a file; 0: in float32 */
-    int dry;  /* 1: it reads nothing, and all states are zeros: to see what the rest takes */
+    /* 1: until prsmed_lm_begin it reads nothing, and all states are zeros: to see what the rest takes. */
+    int dry;
     /*
      * A file of what runs before have kept, which this one begins with; it needs keep, prompts and states_of, a mark of the
      * weights. A file of other weights, another type or other prompts to centre by, or a damaged one, is left out with a line. A
@@ -53,6 +54,12 @@ typedef struct prsmed_lm prsmed_lm;
  *         what the prompts need, do not fit
  */
 MT_NODISCARD mt_status prsmed_lm_new(const prsmed_lm_options *options, prsmed_lm **out);
+
+/*
+ * Ends a dry model's time, which has weights from a file: the prompts to centre by are read, or options->states.
+ * @return as prsmed_lm_new
+ */
+MT_NODISCARD mt_status prsmed_lm_begin(prsmed_lm *lm);
 
 /* NULL is a no-op. */
 void prsmed_lm_free(prsmed_lm *lm);

@@ -38,6 +38,12 @@ int64_t *prsmed_prompts(const prsmed *p, size_t *count);
 /* --text-model: what it says of a batch's prompts becomes two tensors more of the source. */
 MT_NODISCARD mt_status prsmed_add_words(prsmed *p, ex_source *out);
 
+/* After --explain, which reads nothing, and before training: the prompts are read by which words are centred. */
+MT_NODISCARD mt_status prsmed_begin_words(prsmed *p, ex_training *run);
+
+/* What the language model did since this was printed last: the time is part of the epoch's. */
+void prsmed_tell_words(prsmed *p);
+
 /* --cache-frozen-file: what is kept, for the next run. A file that cannot be written is told of, and the run goes on. */
 void prsmed_save_states(const prsmed *p, const ex_training *run);
 

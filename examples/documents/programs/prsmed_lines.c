@@ -7,8 +7,7 @@
 
 #include <string.h>
 
-/* What it did since the last time: the time is part of the epoch's. */
-static void tell_language_model(prsmed *p) {
+void prsmed_tell_words(prsmed *p) {
     prsmed_lm_figures now = PRSMED_LM_FIGURES_INIT;
     char read[32];
     if (!p->lm || prsmed_lm_figures_of(p->lm, &now) != MT_OK) return;
@@ -33,7 +32,7 @@ static void introduce_language_model(prsmed *p) {
     printf("language model: %lld parameters, %s in memory, %s mapped, which no budget counts\n",
            (long long)figures.parameters, mt_format_size(figures.held_bytes, held, sizeof held),
            mt_format_size(figures.mapped_bytes, mapped, sizeof mapped));
-    if (figures.passes) tell_language_model(p); /* of what centres its words */
+    if (figures.passes) prsmed_tell_words(p); /* of what centres its words */
 }
 
 void prsmed_introduce(void *self, const ex_training *run) {
@@ -48,7 +47,7 @@ void prsmed_introduce(void *self, const ex_training *run) {
 mt_status prsmed_memory(void *self, ex_training *run, const mt_epoch_report *report) {
     mt_memory m = MT_MEMORY_INIT;
     (void)report;
-    tell_language_model(self);
+    prsmed_tell_words(self);
     prsmed_save_states(self, run);
     mt_status status = mt_device_memory(run->device.name, &m);
     if (status != MT_OK) return status;

@@ -56,7 +56,8 @@ static mt_status open_language_model(prsmed *p) {
     options.load = (int)p->frozen;
     options.keep = p->cache_frozen;
     options.half = (int)p->half;
-    options.dry = p->flags.explain && !p->flags.epochs; /* what trains afterwards needs its words */
+    /* Random weights are drawn here, where runs draw them that explain nothing. */
+    options.dry = p->flags.explain && (p->lm_weights || !p->flags.epochs);
     options.states = p->states;
     if (p->states) ex_content_mark(p->lm_weights, mark, sizeof mark);
     options.states_of = mark;
@@ -76,6 +77,15 @@ mt_status prsmed_add_words(prsmed *p, ex_source *out) {
     out->make = make_words;
     out->make_self = p;
     return MT_OK;
+}
+
+mt_status prsmed_begin_words(prsmed *p, ex_training *run) {
+    if (!p->lm || !p->lm_weights || !p->flags.explain || !p->flags.epochs) return MT_OK;
+    warn_of_slow_half(p);
+    mt_status status = prsmed_lm_begin(p->lm);
+    if (status == MT_OK && !run->quiet) prsmed_tell_words(p);
+    ex_batches_make_anew(run->batches);
+    return status;
 }
 
 void prsmed_save_states(const prsmed *p, const ex_training *run) {
