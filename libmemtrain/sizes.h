@@ -2,7 +2,8 @@
  * sizes.h - measured times of chunks: which sizes are to run, and which is the fastest.
  *
  * The candidates are the largest size that fits and the powers of two below it, down to an eighth. Each runs three times,
- * as one chunk of a real batch. Pure functions over a value. Rules: docs/policy.md.
+ * as one chunk of a real batch. So they have to be the same in each batch: a size that changes is never known. Pure functions
+ * over a value. Rules: docs/policy.md.
  */
 #ifndef MT_SIZES_H
 #define MT_SIZES_H
