@@ -9,12 +9,18 @@
  *   sums      gradients of 128 MiB are summed over two processes, a copy each way takes half as long as the sum of as many
  *             numbers: a step against one whose copies take no time
  *
- * As CUDA, as XPU, and the waits as MPS, whose copies are not hidden. No card has been asked. The test device has to be loaded
- * before everything else, so the program starts itself again, once for each of them.
+ * As CUDA, as XPU, and the waits as MPS, whose copies are not hidden; or as those of them that are named:
+ *
+ *     build/tests/bench/card [cuda] [xpu] [mps]
+ *
+ * No card has been asked. The test device has to be loaded before everything else, so the program starts itself again, once for
+ * each of them.
  */
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include <ATen/ops/mse_loss.h>
@@ -206,9 +212,23 @@ bool sums() {
                  taken);
 }
 
-int run_as_each(char **argv) {
+const char *const kinds[] = {"cuda", "xpu", "mps"};
+
+bool is_in(const char *const *first, const char *const *end, const char *kind) {
+    return std::any_of(first, end, [&](const char *one) { return !std::strcmp(one, kind); });
+}
+
+/* Those that are named, in this order; all without a name. */
+int run_as_each(int argc, char **argv) {
     int failed = 0;
-    for (const char *kind : {"cuda", "xpu", "mps"}) {
+    for (int i = 1; i < argc; i++)
+        if (!is_in(std::begin(kinds), std::end(kinds), argv[i])) {
+            std::fprintf(stderr, "card: '%s' is no kind of card; accepted: cuda, xpu, mps\n",
+                         argv[i]);
+            return 2;
+        }
+    for (const char *kind : kinds) {
+        if (argc > 1 && !is_in(argv + 1, argv + argc, kind)) continue;
         int status = run_with_card(kind, argv, "../");
         if (status < 0)
             std::printf("SKIP: card: %s: the test device cannot be loaded before all else\n", kind);
@@ -219,8 +239,8 @@ int run_as_each(char **argv) {
 
 } // namespace
 
-int main(int, char **argv) {
-    if (!mt_card_read) return run_as_each(argv);
+int main(int argc, char **argv) {
+    if (!mt_card_read) return run_as_each(argc, argv);
     memtrain::must(mt_device_set_budget(device(), size_t{2} << 30));
     bool holds = waits();
     if (!std::strcmp(device(), "mps")) return !holds;
