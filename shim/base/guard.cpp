@@ -91,7 +91,12 @@ const char *remedy(const char *text) noexcept {
         {" error: uncorrectable NVLink error", broken},
         {"CUDA-capable device(s) is/are busy or unavailable",
          "; another process may have the card to itself (its compute mode)"},
+        /*
+         * XPU, by SYCL's Unified Runtime: ur_api.h. Its plugins (PI) had none of these names, and are no part of the SYCL that a
+         * supported libtorch is built with.
+         */
         {"UR_RESULT_ERROR_DEVICE_LOST", broken},
+        {"UR_RESULT_ERROR_DEVICE_REQUIRES_RESET", broken},
         {"no kernel image is available for execution", too_old_card},
         {"driver version is insufficient", too_old_driver},
         {"driver on your system is too old", too_old_driver},

@@ -60,9 +60,11 @@ void run_up_to(Line &line, uint64_t last) {
     }
 }
 
-/* As CUDA does after an illegal access: whatever is asked for says so, to the end of the process. */
+/* As CUDA does after an illegal access, and XPU with a lost card: whatever is asked for says so, to the end of the process. */
 void check_whole() {
-    TORCH_CHECK(!counters.broken, "CUDA error: an illegal memory access was encountered");
+    TORCH_CHECK(!counters.broken,
+                is_xpu ? "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)"
+                       : "CUDA error: an illegal memory access was encountered");
 }
 
 uint64_t ready_now(const Line &line) {

@@ -372,6 +372,7 @@ static const Case texts[] = {
     {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", MT_EDEVMEM},
     {"miopenStatusNotInitialized", MT_EDEVMEM},
     {"level_zero backend failed with error: 38 (UR_RESULT_ERROR_OUT_OF_HOST_MEMORY)", MT_EDEVMEM},
+    {"level_zero backend failed with error: 4 (UR_RESULT_ERROR_INVALID_VALUE)", MT_ETORCH},
     {"mat1 and mat2 shapes cannot be multiplied", MT_ETORCH},
     {"", MT_ETORCH},
 };
@@ -407,6 +408,8 @@ static const char *const remedies[][2] = {
     {"CUDA error: hardware stack error", "started anew"},
     {"CUDA error: invalid program counter", "started anew"},
     {"level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", "started anew"},
+    {"level_zero backend failed with error: 21 (UR_RESULT_ERROR_DEVICE_REQUIRES_RESET)",
+     "started anew"},
     {"CUDA error: no kernel image is available for execution on the device",
      "has no kernels for the card"},
     {"CUDA error: CUDA driver version is insufficient for CUDA runtime version",
