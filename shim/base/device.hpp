@@ -38,8 +38,8 @@ struct Device {
 
     Memory memory() const;
 
-    /* Metal has none, nor have some of Intel's cards, of which the first kernel tells; of third parties' nobody knows. */
-    bool has_doubles() const { return where.is_cpu() ? memory() != Memory::mps : where.is_cuda(); }
+    /* What libtorch says of it (compat.hpp); a simulated card has what the card has. Asked once, in mt_torch_new. */
+    bool has_doubles() const;
 
     /* Whether tensors of the host are tensors of the device. */
     bool is_host() const { return is_cpu() && !card; }

@@ -183,6 +183,10 @@ Memory Device::memory() const {
     return compat::device_allocator(type()) ? Memory::allocator : Memory::none;
 }
 
+bool Device::has_doubles() const {
+    return card ? !card->is_mps() : compat::has_doubles(where);
+}
+
 std::string Device::name() const {
     if (card) return card->name();
     return is_mps() ? "mps" : where.str();
