@@ -81,7 +81,8 @@ TEST(suite_device(), as_on_the_cpu) {
 
 /* The allocator's limit is set whenever the budget is, also once the card is in use, which a seed is enough for. */
 /* The second time where a program writes numbers with a comma: libtorch's settings are text, which would be cut at it. */
-TEST_LOOP(suite_device(), budget_is_the_allocators_limit, suite_on_mps() ? 0 : 2) {
+TEST_LOOP_IF(!suite_on_mps(), "without a budget MPS has a limit of 1.7 times its working set",
+             suite_device(), budget_is_the_allocators_limit, 2) {
     mt_memory memory = MT_MEMORY_INIT;
     if (_i) {
         if (!locales_make("card: budget_is_the_allocators_limit")) return;
@@ -166,7 +167,7 @@ TEST(suite_device(), norm_at_the_end_of_a_segment) {
 }
 
 /* What a GPU that ignores what it is given leaves behind is no result: out of memory at first, then an error to stop at. */
-TEST_LOOP(suite_device(), ignored, suite_on_mps()) {
+TEST_IF(suite_on_mps(), "Metal alone ignores work and tells no error", suite_device(), ignored) {
     Batch batch(8);
     Trainer trainer(options_of(MT_ADAMW));
     ck_ok(train(trainer, batch));
@@ -182,7 +183,8 @@ TEST_LOOP(suite_device(), ignored, suite_on_mps()) {
 }
 
 /* In an update it is half made: the state is lost, and said to be. */
-TEST_LOOP(suite_device(), ignored_update, suite_on_mps()) {
+TEST_IF(suite_on_mps(), "Metal alone ignores work and tells no error", suite_device(),
+        ignored_update) {
     Batch batch(8);
     Trainer trainer(options_of(MT_ADAMW));
     mt_chunk_result result = chunk_result();
@@ -219,7 +221,8 @@ TEST(suite_device(), batch_of_the_card_on_the_cpu) {
  * A library that was refused a work space and did without has not failed: what fails after it is what it is. cuDNN may do so
  * where the program has unset what keeps its bits.
  */
-TEST_LOOP(suite_device(), swallowed_refusals_are_no_errors, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "MPS has no library that goes on after a refusal", suite_device(),
+        swallowed_refusals_are_no_errors) {
     Batch batch(8);
     Trainer trainer(options_of(MT_SGD));
     at::globalContext().setDeterministicCuDNN(false);
@@ -275,7 +278,8 @@ static const struct {
 };
 
 /* What hides a refusal is one where there was one; handles that could not be made want memory. */
-TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : LENGTH(library_errors)) {
+TEST_LOOP_IF(!suite_on_mps(), "the texts are those of CUDA, ROCm and XPU", suite_device(), texts,
+             LENGTH(library_errors)) {
     Batch batch(8);
     const auto &one = library_errors[_i];
     Trainer trainer(options_of(MT_SGD), {}, [&](Net &net) {
@@ -289,7 +293,8 @@ TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : LENGTH(library_errors)) {
 }
 
 /* Cards before compute capability 8.0 take bfloat16 and have no engine for it: said before a step runs. */
-TEST_LOOP(suite_device(), no_bfloat16, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "MPS is not asked for a convolution in bfloat16", suite_device(),
+        no_bfloat16) {
     Batch batch(8);
     Trainer plain(options_of(MT_SGD));
     mt_backend seam = seam_of(plain);
@@ -311,7 +316,7 @@ TEST_LOOP(suite_device(), no_bfloat16, !suite_on_mps()) {
 }
 
 /* The norm of half-precision gradients is larger than half precision can say. */
-TEST_LOOP(suite_device(), norm_of_half_precision, !suite_on_mps()) {
+TEST(suite_device(), norm_of_half_precision) {
     mt_torch_options options = options_of(MT_SGD, 1.0);
     ck_ok(mt_torch_init(nullptr));
     memtrain::Trainer trainer(
@@ -327,7 +332,7 @@ TEST_LOOP(suite_device(), norm_of_half_precision, !suite_on_mps()) {
 }
 
 /* A card that is lost is no memory, and the line says what to do. */
-TEST_LOOP(suite_device(), lost_card, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "Metal tells no lost card", suite_device(), lost_card) {
     Batch batch(8);
     Trainer trainer(options_of(MT_SGD));
     ck_ok(train(trainer, batch));
@@ -343,7 +348,8 @@ TEST_LOOP(suite_device(), lost_card, !suite_on_mps()) {
  * A marked chunk that is one of several brings its gradients to the block by one kernel, where a plain one has autograd add them
  * parameter by parameter, of which six have a gradient here. The update is the same.
  */
-TEST_LOOP(suite_device(), gradients_by_block, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "as MPS the test device adds a list tensor by tensor", suite_device(),
+        gradients_by_block) {
     uint64_t kernels[2];
     std::string hashes[2];
     NetOptions plain;
@@ -371,7 +377,8 @@ TEST_LOOP(suite_device(), gradients_by_block, !suite_on_mps()) {
  * What libraries take at their first product, and at their first with a bias, and keep is there before a chunk is recorded, of either
  * thread. In the second run the backward pass computes segments again, with their products.
  */
-TEST_LOOP(suite_device(), work_spaces_are_taken_first, suite_on_mps() || suite_on_xpu() ? 0 : 2) {
+TEST_LOOP_IF(!suite_on_mps() && !suite_on_xpu(), "work spaces of products are those of cuBLAS",
+             suite_device(), work_spaces_are_taken_first, 2) {
     Batch batch(8);
     mt_card_keep_work_spaces(8 * MiB);
     mt_torch_options options = options_of(MT_SGD);
@@ -384,7 +391,8 @@ TEST_LOOP(suite_device(), work_spaces_are_taken_first, suite_on_mps() || suite_o
 }
 
 /* Processes of a machine: each has the card of its number, or shares one where there are fewer, which is said. */
-TEST_LOOP(suite_device(), cards_of_processes, suite_on_mps() ? 0 : 5) {
+TEST_LOOP_IF(!suite_on_mps(), "there is one MPS device, without a number", suite_device(),
+             cards_of_processes, 5) {
     static const struct {
         const char *cards;
         int64_t processes, rank;
@@ -440,7 +448,8 @@ TEST_LOOP(suite_device(), a_named_card_is_shared, 2) {
 }
 
 /* The line is said once, not by each process. */
-TEST_LOOP(suite_device(), one_process_tells_of_shared_cards, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "there is one MPS device, without a number", suite_device(),
+        one_process_tells_of_shared_cards) {
     ex_flags flags{};
     ex_device device;
     setenv("RANK", "1", 1);
@@ -464,7 +473,7 @@ TEST(suite_device(), names_of_generators) {
 }
 
 /* Out and in again it is the same memory of the same card, which DLPack calls by another name. */
-TEST_LOOP(suite_device(), dlpack, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "DLPack brings no tensors of MPS in", suite_device(), dlpack) {
     static const std::map<std::string, int> types = {{"cuda", kDLCUDA}, {"xpu", kDLOneAPI}};
     ck_ok(mt_device_check(suite_device()));
     at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
@@ -479,7 +488,8 @@ TEST_LOOP(suite_device(), dlpack, !suite_on_mps()) {
 }
 
 /* What a traced graph calls is not what a module calls: libtorch itself picks the device's convolution. */
-TEST_LOOP(suite_device(), convolution_of_a_graph, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "the test device has no convolution of MPS's own", suite_device(),
+        convolution_of_a_graph) {
     ck_ok(mt_device_check(suite_device()));
     at::Tensor picture = at::ones({1, 2, 4, 4}), weight = at::ones({3, 2, 3, 3});
     auto run = [&](c10::Device device) {
@@ -545,7 +555,7 @@ TEST(suite_device(), requests_of_the_card_are_counted) {
 }
 
 /* Each stream has memory of its own: what one has given back no other one gets. */
-TEST_LOOP(suite_device(), streams_have_pools, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(), streams_have_pools) {
     const c10::Device device(suite_device());
     auto type = device.type();
     c10::impl::VirtualGuardImpl guard(type);
@@ -563,7 +573,7 @@ TEST_LOOP(suite_device(), streams_have_pools, !suite_on_mps()) {
 }
 
 /* Emptying the cache of one card empties those of all, as CUDA's allocator does. Memory in use stays. */
-TEST_LOOP(suite_device(), caches_of_all_cards, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "there is one MPS device", suite_device(), caches_of_all_cards) {
     const std::string kind = suite_device();
     const c10::Device other(kind + ":1");
     setenv("MT_TEST_CARDS", "2", 1);
@@ -622,8 +632,8 @@ TEST_LOOP(suite_device(), every_request_fails, 2) {
     ck_assert_uint_eq(counters().detours, 0);
 }
 
-/* Of the first step, in which slots are made. */
-TEST_LOOP(suite_device(), every_request_of_a_first_step, !suite_on_mps()) {
+/* Of the first step, in which slots are made but on MPS. */
+TEST(suite_device(), every_request_of_a_first_step) {
     uint64_t failed = 1, n = 0;
     std::string wanted;
     while (failed) {

@@ -253,8 +253,33 @@ TEST(suite_device(), same_figures_without_waiting) {
     }
 }
 
-/* Figures of chunks are read where XPU has no doubles, those that are waited for and others. */
-TEST_LOOP(suite_device(), no_doubles, suite_on_xpu()) {
+/* Figures lie on the card in doubles where it has some: there a count above 2^24 stays what it is. */
+TEST_LOOP_IF(!suite_on_mps(), "MPS never has doubles", suite_device(), figures_in_doubles, 2) {
+    const int64_t of_a_chunk = 33554434; /* 2^25 + 2, which float32 has not */
+    Batch batch(16);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    policy.micro_batch = 2;
+    own.policy = &policy;
+    ck_ok(mt_torch_init(nullptr));
+    mt_card_lack_doubles(_i);
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<torch::nn::LinearImpl>(3 * 8 * 8, 5), {"count"},
+                        [&](torch::nn::LinearImpl &net, const memtrain::Tensors &tensors) {
+                            at::Tensor logits = net.forward(tensors[0].flatten(1));
+                            return memtrain::Output{
+                                at::cross_entropy_loss(logits, tensors[1]),
+                                at::full({1}, of_a_chunk, logits.options().dtype(at::kLong))};
+                        }),
+        options_of(MT_SGD), &own);
+    memtrain::Tensors tensors = {memtrain::tensor(batch.images()),
+                                 memtrain::tensor(batch.labels())};
+    for (int i = 0; i < 2; i++) (void)trainer.step(tensors); /* whose chunks are waited for */
+    ck_assert_double_eq(trainer.step(tensors).metrics[0], _i ? 16777216.0 : 16777217.0);
+}
+
+/* Figures of chunks are read where the card has no doubles, those that are waited for and others. */
+TEST_IF(suite_on_xpu() || suite_on_mps(), "CUDA always has doubles", suite_device(), no_doubles) {
     mt_card_lack_doubles(1);
     ck_ok(mt_device_check(suite_device()));
     at::Tensor mask = at::ones({2, 2}, at::device(c10::Device(suite_device())));
@@ -363,7 +388,7 @@ TEST_LOOP(suite_device(), written_once_in_an_evaluation, 2) {
 }
 
 /* Its driver takes up to a millisecond for an answer. A budget is set, or there is that by default. */
-TEST_LOOP(suite_device(), driver_is_not_asked_in_a_step, suite_on_mps() ? 0 : 2) {
+TEST_LOOP(suite_device(), driver_is_not_asked_in_a_step, 2) {
     Batch batch(8);
     Trainer trainer(options_of(MT_SGD));
     if (_i) ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
@@ -490,7 +515,8 @@ TEST_LOOP(suite_device(), others_wait, 2) {
 }
 
 /* The test device tells who gives memory back that MPS still reads, or hands it what would be a temporary tensor. */
-TEST_LOOP(suite_device(), memory_that_mps_still_reads, suite_on_mps()) {
+TEST_IF(suite_on_mps(), "MPS alone reads the host's memory where it lies", suite_device(),
+        memory_that_mps_still_reads) {
     ck_ok(mt_torch_init(nullptr));
     at::Tensor rows = at::ones({4, 2});
     auto sent = [](const at::Tensor &from) {
@@ -506,7 +532,8 @@ TEST_LOOP(suite_device(), memory_that_mps_still_reads, suite_on_mps()) {
 }
 
 /* What the writer of a tensor has given to any stream is done when the tensor is handed over. */
-TEST_LOOP(suite_device(), dlpack_waits_for_the_card, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "DLPack brings no tensors of MPS in", suite_device(),
+        dlpack_waits_for_the_card) {
     ck_ok(mt_device_check(suite_device()));
     at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
     for (bool on_card : {true, false}) {
@@ -525,7 +552,8 @@ TEST_LOOP(suite_device(), dlpack_waits_for_the_card, !suite_on_mps()) {
  * Chunks are copied while the card computes those before, so that slow copies cost a step of eight that of the first chunk. Numbers
  * are those of copies that cost nothing; no more than two chunks are on the card, and the host waits for the card no more often.
  */
-TEST_LOOP(suite_device(), copies_beside_kernels, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),
+        copies_beside_kernels) {
     uint64_t time = 0, kernels = 0;
     size_t peaks[2];
     std::string hashes[2];
@@ -555,7 +583,8 @@ TEST_LOOP(suite_device(), copies_beside_kernels, !suite_on_mps()) {
 }
 
 /* The CPU's budget knows of the pinned memory: two slots, each a power of two above 2 x 3 x 8 x 8 floats and 2 labels. */
-TEST_LOOP(suite_device(), pinned_memory_is_counted, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "on MPS there are no slots of pinned memory", suite_device(),
+        pinned_memory_is_counted) {
     size_t before = cpu_memory().allocated_bytes, with_slots = 0;
     {
         Loop loop(0.0, true);
@@ -612,7 +641,8 @@ struct ChainLoop {
 } // namespace
 
 /* Saved tensors go out and come back while the card computes: slow copies cost little time, and change no bit. */
-TEST_LOOP(suite_device(), offload_beside_kernels, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),
+        offload_beside_kernels) {
     uint64_t times[2];
     std::string hashes[2];
     for (int offload : {MT_OFFLOAD_NEVER, MT_OFFLOAD_HOST}) {
@@ -635,7 +665,8 @@ TEST_LOOP(suite_device(), offload_beside_kernels, !suite_on_mps()) {
 }
 
 /* What was changed in place keeps the numbers that were saved once it is out, which is when two others have followed it. */
-TEST_LOOP(suite_device(), changed_once_it_is_out, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),
+        changed_once_it_is_out) {
     ck_ok(mt_torch_init(nullptr));
     mt_card_let_race(1);
     auto options = at::device(c10::Device(suite_device()));
@@ -693,7 +724,8 @@ struct Twin {
 } // namespace
 
 /* While a piece is summed the next one is on its way, and none is lost or taken twice. */
-TEST_LOOP(suite_device(), sums_of_processes, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "gradients of MPS are not copied in pieces", suite_device(),
+        sums_of_processes) {
     Twin twin;
     mt_process_group group = MT_PROCESS_GROUP_INIT;
     group.self = &twin;
@@ -756,7 +788,8 @@ struct Streams {
 } // namespace
 
 /* A kernel and a copy of another stream take their time beside each other, and one after the other where an event says so. */
-TEST_LOOP(suite_device(), streams_beside_each_other, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(),
+        streams_beside_each_other) {
     const mt_card_costs costs = {1, 1000, 800, 10};
     Streams streams;
     mt_card_start_clock(&costs);
@@ -777,7 +810,7 @@ TEST_LOOP(suite_device(), streams_beside_each_other, !suite_on_mps()) {
 }
 
 /* A stream that has not waited for what another one was given finds nothing there yet, and the test device says so. */
-TEST_LOOP(suite_device(), forgotten_events, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(), forgotten_events) {
     std::string words;
     Streams streams;
     at::Tensor copied = streams.copied();
@@ -790,7 +823,7 @@ TEST_LOOP(suite_device(), forgotten_events, !suite_on_mps()) {
 }
 
 /* Nor may a stream write to what another one is still reading. After an event that is over it may. */
-TEST_LOOP(suite_device(), forgotten_readers, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(), forgotten_readers) {
     for (bool has_event : {false, true}) {
         std::string words;
         Streams streams;
@@ -815,7 +848,8 @@ TEST_LOOP(suite_device(), forgotten_readers, !suite_on_mps()) {
 }
 
 /* Memory that another stream uses is given to nobody until that one is through, where it was said to be used there. */
-TEST_LOOP(suite_device(), memory_that_another_stream_uses, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(),
+        memory_that_another_stream_uses) {
     for (bool is_told : {true, false}) {
         mt_card_let_race(!is_told);
         const mt_card_costs costs = {0, 1000, 800, 0};

@@ -75,14 +75,15 @@ TEST("runs", a_tier_trains) {
 
 static const char *const networks[] = {"efficientnet_b4", "cspdarknet"};
 
-TEST_LOOP("runs", each_backbone_trains, is_slow() ? LENGTH(networks) : 0) {
+TEST_LOOP_IF(is_slow(), "it takes long: MT_TEST_SLOW=1 runs it", "runs", each_backbone_trains,
+             LENGTH(networks)) {
     EXPECT(0, TINY, "--steps", "1", "--batch", "2", "--phase1-epochs", "0", "--budget", "auto",
            "--validation-scenes", "0", "--backbone", networks[_i]);
     ck_says(cli_out, networks[_i], "for batch 2; 0 OOMs met");
 }
 
 /* Chunks, phases and all: a replay, and a run in two parts that met in the middle of a phase. */
-TEST_LOOP("runs", a_run_can_be_repeated, is_slow()) {
+TEST_IF(is_slow(), "it takes long: MT_TEST_SLOW=1 runs it", "runs", a_run_can_be_repeated) {
     EXPECT(0, TINY, "--trace", cli_trace, "--budget", "40MiB");
     EXPECT(0, TINY, "--replay", cli_trace, "--trace", cli_replayed);
     cli_same_state();

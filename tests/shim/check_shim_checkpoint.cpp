@@ -576,8 +576,7 @@ TEST("faults", file_system_full) {
 }
 
 /* With hardly any room in the budget, and tensors whose bytes are not in order. */
-TEST("faults", needs_no_room) {
-    if (!suite_on_cpu()) return;
+TEST_IF(suite_on_cpu(), "a budget of some KiB is the CPU's", "faults", needs_no_room) {
     mt_model *model;
     mt_torch *torch;
     char before[65], after[65];

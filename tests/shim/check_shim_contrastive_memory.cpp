@@ -39,8 +39,7 @@ size_t peak_of(size_t samples, size_t chunk, double *seconds = nullptr) {
     return peak;
 }
 
-TEST("memory", memory_of_a_chunk) {
-    if (suite_on_mps()) return;
+TEST_IF(!suite_on_mps(), "MPS tells no peaks", "memory", memory_of_a_chunk) {
     size_t alone = peak_of(16, 16), many = peak_of(128, 16);
     ck_assert_msg(static_cast<double>(many) < 1.1 * static_cast<double>(alone),
                   "%zu bytes in chunks of 16 of 128, %zu for a batch of 16", many, alone);
@@ -89,8 +88,7 @@ std::string planned_steps(int arena, mt_arena_stats *last) {
 }
 
 /* The chunks of the first pass lie in planned memory, as those that follow do; the bits are the heap's. */
-TEST("memory", first_pass_is_planned) {
-    if (!suite_on_cpu()) return;
+TEST_IF(suite_has_arena(), "planned memory is the CPU's", "memory", first_pass_is_planned) {
     mt_arena_stats planned = MT_ARENA_STATS_INIT, heap = MT_ARENA_STATS_INIT;
     std::string hash = planned_steps(MT_ARENA_AUTO, &planned),
                 from_heap = planned_steps(MT_ARENA_NEVER, &heap);
@@ -136,8 +134,7 @@ Steps steps(size_t beside, const Steps *given) {
 }
 
 /* A trainer in a budget finds its chunks, and a replay of these ends with the same bits. */
-TEST("memory", chunks_are_chosen) {
-    if (!suite_on_cpu()) return; /* whose budget is kept to the byte */
+TEST_IF(suite_on_cpu(), "the CPU's budget alone is kept to the byte", "memory", chunks_are_chosen) {
     size_t room = peak_of(20, 20);
     Steps within = steps(room, nullptr);
     for (const auto &chunks : within.chunks) {

@@ -152,7 +152,11 @@ static size_t room_for_segments() {
     return suite_on_cpu() ? 0 : size_t{60} << 20;
 }
 
-TEST_LOOP("trainer", a_budget_is_kept_without_an_oom, suite_on_mps() ? 0 : 4) {
+static const char too_small_for_mps[] =
+    "MPS reserves up to 1 GiB at a time: the budget is too small";
+
+TEST_LOOP_IF(!suite_on_mps(), "MPS tells no peaks to choose a budget by", "trainer",
+             a_budget_is_kept_without_an_oom, 4) {
     static const size_t above_least_mib[] = {1, 4, 16, 76};
     prepare();
     bench::Batch batch(32, 64, 10);
@@ -186,7 +190,8 @@ TEST_LOOP("trainer", a_budget_is_kept_without_an_oom, suite_on_mps() ? 0 : 4) {
     ck_assert_uint_le(run.samples_discarded, 8);
 }
 
-TEST_LOOP("trainer", evaluation_keeps_the_budget_and_counts_once, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), too_small_for_mps, "trainer",
+        evaluation_keeps_the_budget_and_counts_once) {
     prepare();
     bench::Batch batch(50, 64, 10);
     Trained t(bench::resnet18(10), nullptr, room_for_segments() + (12 << 20));
@@ -202,8 +207,8 @@ TEST_LOOP("trainer", evaluation_keeps_the_budget_and_counts_once, !suite_on_mps(
     ck_assert_double_eq(small.metrics[0], large.metrics[0]);
 }
 
-TEST_LOOP("trainer", memory_taken_between_steps_shrinks_the_chunks_and_gives_them_back,
-          suite_on_cpu()) {
+TEST_IF(suite_on_cpu(), "the memory that is taken is the CPU's", "trainer",
+        memory_taken_between_steps_shrinks_the_chunks_and_gives_them_back) {
     prepare();
     bench::Batch batch(32, 64, 10);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -225,7 +230,7 @@ TEST_LOOP("trainer", memory_taken_between_steps_shrinks_the_chunks_and_gives_the
     ck_assert_uint_eq(again.reason, MT_PLAN_GROWTH);
 }
 
-TEST_LOOP("trainer", what_cannot_fit_is_explained, !suite_on_mps()) {
+TEST_IF(!suite_on_mps(), too_small_for_mps, "trainer", what_cannot_fit_is_explained) {
     prepare();
     bench::Batch batch(8, 64, 10);
     Trained t(bench::resnet18(10), nullptr, 1 << 20);
@@ -246,7 +251,8 @@ TEST_LOOP("trainer", what_cannot_fit_is_explained, !suite_on_mps()) {
 }
 
 /* Recorded and measured peaks are the same bytes, for chunks of any size. */
-TEST_LOOP("trainer", a_recording_has_the_measured_peak, suite_on_mps() ? 0 : 3) {
+TEST_LOOP_IF(!suite_on_mps(), "MPS has neither recordings nor peaks", "trainer",
+             a_recording_has_the_measured_peak, 3) {
     static const size_t sizes[] = {2, 3, 8};
     prepare();
     bench::Batch batch(8, 32, 10);
@@ -276,7 +282,5 @@ TEST_LOOP("trainer", a_recording_has_the_measured_peak, suite_on_mps() ? 0 : 3) 
 
 int main() {
     tcase_set_timeout(suite_case_named("trainer"), 180);
-    if (suite_on_mps())
-        suite_skip("torch_trainer", "MPS has neither peaks nor recordings to keep a budget by");
     return suite_run_named("torch_trainer");
 }

@@ -52,7 +52,9 @@ static struct {
     const char *names[CASES_MOST];
     TCase *cases[CASES_MOST];
     int count;
-    const char *left_out[LEFT_OUT_MOST];
+    struct {
+        const char *test, *reason;
+    } left_out[LEFT_OUT_MOST];
     int left_out_count;
 } named;
 
@@ -67,9 +69,18 @@ TCase *suite_case_named(const char *name) {
     return test_case;
 }
 
-void suite_leave_out(const char *test) {
+void suite_add(const char *case_name, const TTest *test, int times) {
+    if (times <= 0) {
+        fprintf(stderr, "%s has no rows, and no reason: see TEST_LOOP_IF\n", test->name);
+        abort();
+    }
+    tcase_add_loop_test(suite_case_named(case_name), test, 0, times);
+}
+
+void suite_leave_out(const char *test, const char *reason) {
     if (named.left_out_count == LEFT_OUT_MOST) abort();
-    named.left_out[named.left_out_count++] = test;
+    named.left_out[named.left_out_count].test = test;
+    named.left_out[named.left_out_count++].reason = reason;
 }
 
 void suite_each_test(void (*before)(void), void (*after)(void)) {
@@ -79,7 +90,7 @@ void suite_each_test(void (*before)(void), void (*after)(void)) {
 int suite_run_named(const char *name) {
     Suite *suite = suite_create(name);
     for (int i = 0; i < named.left_out_count; i++) {
-        printf("SKIP: %s: %s: left out on %s\n", name, named.left_out[i], suite_device());
+        printf("SKIP: %s: %s: %s\n", name, named.left_out[i].test, named.left_out[i].reason);
         fflush(stdout);
     }
     for (int i = 0; i < named.count; i++) suite_add_tcase(suite, named.cases[i]);

@@ -106,8 +106,11 @@ int suite_run(Suite *suite);
 /* The case of this name among those of TEST; one that suite_case makes. */
 TCase *suite_case_named(const char *name);
 
-/* A test that has no row here. Runs of the suite say so. */
-void suite_leave_out(const char *test);
+/* The test is left out for this reason, which runs of the suite print. */
+void suite_leave_out(const char *test, const char *reason);
+
+/* TEST and its kin with their rows, of which there is at least one. Without one the program ends: a reason is missing. */
+void suite_add(const char *case_name, const TTest *test, int times);
 
 /* Runs these. */
 int suite_run_named(const char *name);
@@ -121,18 +124,25 @@ int suite_run_named(const char *name);
  *     TEST("plans", a_batch_that_fits) { ck_ok(...); }
  *     TEST_LOOP("plans", sizes, LENGTH(sizes)) { ck_ok(plan(sizes[_i])); }
  *     SUITE("policy")
+ *
+ * Some run only where a condition holds. Elsewhere they are left out, and the reason is printed:
+ *
+ *     TEST_IF(suite_has_peaks(), "MPS tells no peaks", "plans", the_peak_is_told) { ... }
  */
 #define TEST(case_, name) TEST_LOOP(case_, name, 1)
-#define TEST_LOOP(case_, name, times)                                                              \
+#define TEST_LOOP(case_, name, times) TEST_LOOP_IF(1, "", case_, name, times)
+#define TEST_IF(condition, reason, case_, name) TEST_LOOP_IF(condition, reason, case_, name, 1)
+#define TEST_LOOP_IF(condition, reason, case_, name, times)                                        \
     static void name##_body(int _i CK_ATTRIBUTE_UNUSED);                                           \
     START_TEST(name) {                                                                             \
         name##_body(_i);                                                                           \
     }                                                                                              \
     END_TEST                                                                                       \
     __attribute__((constructor)) static void name##_add(void) {                                    \
-        int times_ = (times);                                                                      \
-        tcase_add_loop_test(suite_case_named(case_), name, 0, times_);                             \
-        if (times_ == 0) suite_leave_out(#name);                                                   \
+        if (condition)                                                                             \
+            suite_add(case_, name, times);                                                         \
+        else                                                                                       \
+            suite_leave_out(#name, reason);                                                        \
     }                                                                                              \
     static void name##_body(int _i CK_ATTRIBUTE_UNUSED)
 #define SUITE(name)                                                                                \
