@@ -9,23 +9,16 @@
 #ifndef MEMTRAIN_SHIM_COMPAT_HPP
 #define MEMTRAIN_SHIM_COMPAT_HPP
 
-#include <atomic>
 #include <cstdint>
-#include <exception>
-#include <limits>
 #include <utility>
 
 #include <torch/version.h>
-
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
 
 /* The base class of caching device allocators. */
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/util/Exception.h>
 
 #include <dlfcn.h>
 
@@ -33,6 +26,8 @@
 #include <c10/core/DeviceGuard.h>
 #else
 #include <cstring>
+
+#include <c10/util/Exception.h>
 #endif
 #if TORCH_VERSION_MINOR < 13
 #include <memory>
@@ -147,31 +142,6 @@ inline bool set_memory_fraction(c10::DeviceAllocator &allocator, c10::Device dev
     auto *set = device.is_xpu() ? xpu_set_memory_fraction() : nullptr;
     if (set) set(fraction, device.index());
     return set != nullptr;
-}
-
-/*
- * Whether the device computes with doubles: Metal does not, nor do some of Intel's cards. Newer versions of libtorch ask XPU and
- * MPS for the types that they have, and CUDA not even in 2.15. So a number is converted: on MPS there is no such tensor, on XPU no
- * such kernel. A device is asked once. Throws where the card has no room, or does not work at all.
- */
-inline bool has_doubles(c10::Device device) {
-    if (device.is_cpu()) return true;
-    constexpr int indices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
-    static std::atomic<signed char> known[c10::COMPILE_TIME_MAX_DEVICE_TYPES]
-                                         [indices]; /* 1: no, 2: yes */
-    auto &answer = known[static_cast<int>(device.type())][device.has_index() ? device.index() : 0];
-    if (answer) return answer == 2;
-    bool has = true;
-    at::Tensor number = at::zeros({1}, at::device(device).dtype(at::kFloat));
-    try {
-        (void)number.to(at::kDouble);
-    } catch (const c10::OutOfMemoryError &) {
-        throw;
-    } catch (const std::exception &) {
-        has = false;
-    }
-    answer = has ? 2 : 1;
-    return has;
 }
 
 /*

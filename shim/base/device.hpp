@@ -38,7 +38,7 @@ struct Device {
 
     Memory memory() const;
 
-    /* What libtorch says of it (compat.hpp); a simulated card has what the card has. Asked once, in mt_torch_new. */
+    /* What libtorch says of it; a simulated card has what the card has. Asked once, in mt_torch_new. */
     bool has_doubles() const;
 
     /* Whether tensors of the host are tensors of the device. */

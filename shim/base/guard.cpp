@@ -257,6 +257,14 @@ mt_status describe_exception() noexcept {
     }
 }
 
+bool is_of_card(const std::exception &error) noexcept {
+    auto *torch = dynamic_cast<const c10::Error *>(&error);
+    const char *text = torch ? torch->what_without_backtrace() : error.what();
+    bool typed = dynamic_cast<const c10::OutOfMemoryError *>(&error) ||
+                 dynamic_cast<const std::bad_alloc *>(&error);
+    return classify(evidence(), typed, text) == MT_EDEVMEM || *remedy(text);
+}
+
 Scope::Scope(const Device &device) noexcept
     : grad_mode_(c10::GradMode::is_enabled()), on_card_(device.card), warnings_(&log_warnings),
       watched_before_(watch.device), ooms_before_(watch.ooms) {

@@ -66,6 +66,9 @@ mt_status classify(Evidence evidence, bool typed, const char *text) noexcept;
 /* Inside a catch block: status and error line of the exception in flight. */
 mt_status describe_exception() noexcept;
 
+/* Whether it is of memory, or of a card that serves nobody, and not of what was asked of it. */
+bool is_of_card(const std::exception &error) noexcept;
+
 /*
  * State of the thread that a guarded call puts back. With a card that has an allocator of libtorch's, makes it the current one;
  * with one or its model, watches its count of failed allocations; with a simulated card, makes what

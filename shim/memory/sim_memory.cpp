@@ -1,10 +1,14 @@
 /* sim_memory.cpp - the simulated cards: one model each, and the interfaces of CUDA and MPS over it. */
 #include "sim_memory.hpp"
 
+#include <atomic>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <string>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "cpu_memory.hpp"
@@ -183,8 +187,31 @@ Memory Device::memory() const {
     return compat::device_allocator(type()) ? Memory::allocator : Memory::none;
 }
 
+/*
+ * Metal computes without doubles, and so do some of Intel's cards. Newer versions of libtorch ask XPU and MPS for the types that they
+ * have, and CUDA not even in 2.15. So a number is converted: on MPS there is no such tensor, on XPU no such kernel. What has another
+ * cause, a full card or a lost one, is thrown and says nothing of doubles.
+ */
+static bool converts_to_doubles(c10::Device device) {
+    at::Tensor number = at::zeros({1}, at::device(device).dtype(at::kFloat));
+    try {
+        (void)number.to(at::kDouble);
+    } catch (const std::exception &error) {
+        if (is_of_card(error)) throw;
+        return false;
+    }
+    return true;
+}
+
 bool Device::has_doubles() const {
-    return card ? !card->is_mps() : compat::has_doubles(where);
+    if (card) return !card->is_mps();
+    if (is_cpu()) return true;
+    constexpr int indices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
+    static std::atomic<signed char> known[c10::COMPILE_TIME_MAX_DEVICE_TYPES]
+                                         [indices]; /* 1: no, 2: yes */
+    auto &answer = known[static_cast<int>(type())][where.has_index() ? index() : 0];
+    if (!answer) answer = converts_to_doubles(where) ? 2 : 1;
+    return answer == 2;
 }
 
 std::string Device::name() const {

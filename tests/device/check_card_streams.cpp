@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -253,29 +255,79 @@ TEST(suite_device(), same_figures_without_waiting) {
     }
 }
 
+/* Each chunk of two counts 2^25 + 2, which float32 has not. */
+struct Counts {
+    Batch batch{16};
+    std::shared_ptr<torch::nn::LinearImpl> net =
+        std::make_shared<torch::nn::LinearImpl>(3 * 8 * 8, 5);
+    std::optional<memtrain::Trainer> trainer;
+
+    mt_status make() {
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        policy.micro_batch = 2;
+        auto loss = [](torch::nn::LinearImpl &linear, const memtrain::Tensors &tensors) {
+            at::Tensor logits = linear.forward(tensors[0].flatten(1));
+            return memtrain::Output{at::cross_entropy_loss(logits, tensors[1]),
+                                    at::full({1}, 33554434, logits.options().dtype(at::kLong))};
+        };
+        try {
+            trainer.emplace(memtrain::model(net, {"count"}, loss), options_of(MT_SGD), policy);
+        } catch (const memtrain::Error &error) {
+            return error.status;
+        }
+        return MT_OK;
+    }
+
+    double told() {
+        memtrain::Tensors tensors = {memtrain::tensor(batch.images()),
+                                     memtrain::tensor(batch.labels())};
+        ck_ok(make());
+        for (int i = 0; i < 2; i++) (void)trainer->step(tensors); /* whose chunks are waited for */
+        return trainer->step(tensors).metrics[0];
+    }
+};
+
 /* Figures lie on the card in doubles where it has some: there a count above 2^24 stays what it is. */
 TEST_LOOP_IF(!suite_on_mps(), "MPS never has doubles", suite_device(), figures_in_doubles, 2) {
-    const int64_t of_a_chunk = 33554434; /* 2^25 + 2, which float32 has not */
-    Batch batch(16);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    policy.micro_batch = 2;
-    own.policy = &policy;
     ck_ok(mt_torch_init(nullptr));
     mt_card_lack_doubles(_i);
-    memtrain::Trainer trainer(
-        memtrain::model(std::make_shared<torch::nn::LinearImpl>(3 * 8 * 8, 5), {"count"},
-                        [&](torch::nn::LinearImpl &net, const memtrain::Tensors &tensors) {
-                            at::Tensor logits = net.forward(tensors[0].flatten(1));
-                            return memtrain::Output{
-                                at::cross_entropy_loss(logits, tensors[1]),
-                                at::full({1}, of_a_chunk, logits.options().dtype(at::kLong))};
-                        }),
-        options_of(MT_SGD), &own);
-    memtrain::Tensors tensors = {memtrain::tensor(batch.images()),
-                                 memtrain::tensor(batch.labels())};
-    for (int i = 0; i < 2; i++) (void)trainer.step(tensors); /* whose chunks are waited for */
-    ck_assert_double_eq(trainer.step(tensors).metrics[0], _i ? 16777216.0 : 16777217.0);
+    ck_assert_double_eq(Counts().told(), _i ? 16777216.0 : 16777217.0);
+}
+
+/* A card that is full when it is asked for doubles is not one without. */
+TEST_IF(!suite_on_mps(), "MPS never has doubles", suite_device(), doubles_after_a_refusal) {
+    ck_ok(mt_torch_init(nullptr));
+    uint64_t fired = 1;
+    for (uint64_t n = 1; fired; n++) {
+        Counts counts;
+        ck_ok(mt_inject_oom(n, 0));
+        mt_status status = counts.make();
+        mt_injected(nullptr, &fired);
+        ck_ok(mt_inject_oom(0, 0));
+        ck_status(status, fired ? MT_EDEVMEM : MT_OK);
+    }
+    ck_assert_double_eq(Counts().told(), 16777217.0);
+}
+
+/* Nor is one that is lost then: at any conversion. */
+TEST_IF(!suite_on_mps(), "MPS never has doubles", suite_device(), doubles_after_a_loss) {
+    static int left = 0;
+    ck_ok(mt_torch_init(nullptr));
+    auto lose = [](const at::RecordFunction &call) -> std::unique_ptr<at::ObserverContext> {
+        if (!std::strcmp(call.name(), "aten::_to_copy") && --left == 0) mt_card_break(1);
+        return nullptr;
+    };
+    auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(+lose));
+    int n = 0;
+    for (mt_status status = MT_ETORCH; status != MT_OK; mt_card_break(0)) {
+        left = ++n;
+        status = Counts().make();
+        ck_assert_int_eq(status, left > 0 ? MT_OK : MT_ETORCH);
+        if (status != MT_OK) ck_contains(mt_last_error(), "started anew");
+    }
+    ck_assert_int_gt(n, 1);
+    at::removeCallback(handle);
+    ck_assert_double_eq(Counts().told(), 16777217.0);
 }
 
 /* Figures of chunks are read where the card has no doubles, those that are waited for and others. */
