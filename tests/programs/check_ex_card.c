@@ -208,7 +208,9 @@ TEST_LOOP("programs", a_step_is_that_of_the_cpu,
 
 /* Of its norms over a sample the types are those that autocast wants: others end a process on MPS, and on the test device. */
 TEST("programs", profoct_in_half_precision) {
-    if (!suite_on_cpu()) return suite_skip("ex_card: profoct_in_half_precision", "it takes MPS");
+    if (!suite_on_cpu())
+        return suite_skip("ex_card: profoct_in_half_precision",
+                          "on the CPU it loads the card itself");
     if (!take_card("mps"))
         return suite_skip("ex_card", "the test device cannot be loaded before all else");
     cli_take_program("profoct");
