@@ -88,14 +88,12 @@ void ex_nutrition_free(ex_nutrition *n) {
 
 /* ---- portions ---------------------------------------------------------------------------------- */
 
-/* Share of the pixels that are not the white of the background, of normalised planes. */
-static double share_drawn(const float *planes, size_t area) {
-    /* White, (1 - mean) / deviation of ImageNet's channels, less one level in 255 of each. */
-    static const float white[3] = {2.2318f, 2.4111f, 2.6226f};
+/* Share of the pixels that are not the white of the background, of three planes. */
+static double share_drawn(const unsigned char *planes, size_t area) {
+    const unsigned char white = 254; /* or nearly */
     size_t drawn = 0;
     for (size_t i = 0; i < area; i++)
-        drawn +=
-            planes[i] < white[0] || planes[area + i] < white[1] || planes[2 * area + i] < white[2];
+        drawn += planes[i] < white || planes[area + i] < white || planes[2 * area + i] < white;
     return (double)drawn / (double)area;
 }
 
@@ -113,7 +111,7 @@ static size_t count(const void *self, ex_split split) {
 static ex_status fill(const void *self, ex_split split, uint64_t epoch, size_t first, size_t number,
                       void *const *buffers, ex_error *error) {
     const ex_nutrition *n = self;
-    const float *planes = buffers[0];
+    const unsigned char *planes = buffers[0];
     const int64_t *labels = buffers[1];
     float *contents = buffers[2];
     size_t area = (size_t)n->pictures->side * (size_t)n->pictures->side;
@@ -136,7 +134,7 @@ ex_source ex_nutrition_source(const ex_nutrition *nutrition) {
 /* ---- guessing ---------------------------------------------------------------------------------- */
 
 /* Calls for each picture of a split, as it is in no epoch of training, with what it contains. */
-static ex_status for_each(const ex_nutrition *n, ex_split split, float *planes,
+static ex_status for_each(const ex_nutrition *n, ex_split split, unsigned char *planes,
                           void (*fn)(const float *contents, void *user), void *user,
                           ex_error *error) {
     int64_t label;
@@ -169,7 +167,7 @@ static void add_error(const float *contents, void *user) {
 
 mt_status ex_nutrition_guess(const ex_nutrition *n, double out[EX_NUTRIENTS]) {
     size_t side = (size_t)n->pictures->side;
-    float *planes = calloc(3 * side * side, sizeof *planes);
+    unsigned char *planes = calloc(3 * side * side, sizeof *planes);
     ex_split split = count(n, EX_VALIDATION) ? EX_VALIDATION : EX_TRAINING;
     ex_error error = {""};
     sums seen = {{0}, {0}, 0}, wrong = {{0}, {0}, 0};
