@@ -5,6 +5,8 @@
 
 #include "cli.h"
 
+#include <memtrain/safetensors.h>
+
 static char marks[2][32];
 
 static int are_same(const char *a, const char *b) {
@@ -33,6 +35,33 @@ TEST_LOOP("files", of_the_same_content, LENGTH(rows)) {
               rows[_i].change);
     ck_assert_msg(are_same("a", "b") == rows[_i].same, "%s: %s, %s", rows[_i].name, marks[0],
                   marks[1]);
+}
+
+/* A folder is no file, and no loop without an end. */
+TEST("files", of_a_folder) {
+    cli_shell("mkdir '%s' '%s'", cli_path("one"), cli_path("two"));
+    ck_assert(are_same("one", "one"));
+    ck_assert(!are_same("one", "two"));
+}
+
+/* Weights of another training have small tensors that differ alone, such as those of norms: each is looked at. */
+TEST_LOOP("files", of_small_tensors, 3) {
+    enum { MANY = 300 << 20, FEW = 300 };
+    static const int64_t large[] = {MANY / 4}, small[] = {FEW};
+    static float values[FEW];
+    char *zeros = calloc(MANY, 1);
+    const char *names[] = {"a", "b"};
+    ck_assert_ptr_nonnull(zeros);
+    for (int i = 0; i < 2; i++) {
+        const mt_safetensors_tensor tensors[] = {{"l", MT_ST_F32, 1, large, MANY, zeros},
+                                                 {"n", MT_ST_F32, 1, small, sizeof values, values},
+                                                 {"o", MT_ST_F32, 1, large, MANY, zeros}};
+        values[(FEW - 1) * _i / 2] = (float)i;
+        ck_assert_int_eq(mt_safetensors_save(cli_path(names[i]), tensors, 3, NULL), MT_OK);
+    }
+    ck_assert(are_same("a", "a"));
+    ck_assert(!are_same("a", "b"));
+    free(zeros);
 }
 
 /* A large file is looked at in places, to its end. */
