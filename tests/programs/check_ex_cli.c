@@ -114,6 +114,12 @@ TEST("runs", an_order_is_chosen) {
     const char *order = strncmp(told + strlen("--channels-last auto: "), "on.", 3) ? "off" : "on";
     EXPECT(0, ONE_STEP, "--batch", "8", "--channels-last", order, "--replay", cli_trace);
     ck_contains(cli_out, state);
+    EXPECT(0, ONE_STEP, "--batch", "8", "--channels-last", "auto", "--replay", cli_trace, "--save",
+           cli_path("order"));
+    ck_assert_ptr_null(strstr(cli_err, "--channels-last"));
+    EXPECT(0, FEW_PICTURES, "--epochs", "1", "--steps", "2", "--batch", "8", "--channels-last",
+           "auto", "--resume", cli_path("order"));
+    ck_assert_ptr_null(strstr(cli_err, "--channels-last"));
     EXPECT(2, ONE_STEP, "--batch", "8", "--channels-last", strcmp(order, "on") ? "on" : "off",
            "--replay", cli_trace);
     ck_contains(cli_err, "--channels-last: ");
@@ -415,6 +421,11 @@ TEST("runs", nutrition_is_a_second_head) {
     EXPECT(0, FEW_PICTURES, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch",
            "16");
     ck_says(cli_out, "mean absolute errors on made-up nutrition", "mass_g ");
+    EXPECT(0, FEW_PICTURES, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch", "16",
+           "--threads", "1", "--deterministic", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch", "16",
+           "--threads", "1", "--deterministic", "--trace", cli_replayed);
+    cli_same_state();
     const char *data = copy_classes();
     EXPECT(2, FEW_PICTURES, "--include-nutrition", "--data", data);
     ck_contains(cli_err, "food101: --include-nutrition: '");

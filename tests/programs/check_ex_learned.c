@@ -49,6 +49,16 @@ TEST("runs", a_check_leaves_it) {
     ck_contains(cli_err, "--learned");
 }
 
+/* The file is replaced, so a file of something else is not taken. */
+TEST("runs", no_other_file) {
+    cli_write_file(learned, "my notes\n");
+    EXPECT(2, SMALL, "--epochs", "1", "--learned", learned);
+    cli_one_line("food101: --learned: '");
+    ck_contains(cli_err, "is a file of something else");
+    EXPECT(2, SMALL, "--epochs", "1", "--learned", "/nonexistent/l");
+    ck_contains(cli_err, "--learned: cannot write '/nonexistent/l'");
+}
+
 int main(void) {
     tcase_add_checked_fixture(cli_case_named("runs"), name_file, NULL);
     return suite_run_named("ex_learned");

@@ -104,6 +104,7 @@ static mt_status take_run(const char *path, const json_t *object, const ex_run *
     const json_t *settings = json_object_get(object, "settings");
     if (status == MT_OK) status = check_epochs(path, settings, run);
     if (status != MT_OK) return status;
+    out->channels_last = ex_settings_order(settings);
     return ex_settings_same(&earlier, settings, run->settings, run->setting_count);
 }
 
@@ -121,7 +122,7 @@ mt_status ex_checkpoint_weights(mt_model *model, const char *path,
 
 mt_status ex_checkpoint_open(const char *path, const ex_run *run, ex_position *out) {
     mt_safetensors *file;
-    *out = (ex_position){.epoch = 1};
+    *out = (ex_position){.epoch = 1, .channels_last = -1};
     if (!path) return MT_OK;
     mt_status status = mt_safetensors_open(path, &file);
     if (status != MT_OK) return status == MT_ENOMEM ? status : cannot_open("--resume");

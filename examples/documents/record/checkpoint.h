@@ -30,6 +30,7 @@ typedef struct ex_position {
     uint64_t replans;                /* steps of it that were planned anew because memory ran out */
     uint64_t budget;                 /* bytes, of the run that was saved; 0: not known, or none */
     int64_t chunks;                  /* of it: samples of --micro-batch, or one of ex_chunks */
+    int channels_last;               /* of it: 0, 1; -1: not known */
     int has_names;                   /* 0: the file does not tell names */
     ex_listing names;                /* of its data */
 } ex_position;

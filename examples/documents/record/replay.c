@@ -239,6 +239,10 @@ void ex_replay_free(ex_replay *replay) {
     free(replay);
 }
 
+int ex_replay_order(const ex_replay *replay) {
+    return replay ? ex_settings_order(replay->settings) : -1;
+}
+
 size_t ex_replay_steps(const ex_replay *replay) {
     return replay ? replay->count : SIZE_MAX;
 }

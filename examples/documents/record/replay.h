@@ -57,6 +57,9 @@ typedef struct ex_epoch {
  */
 MT_NODISCARD mt_status ex_replay_check_batches(const ex_replay *replay, const ex_epoch *epoch);
 
+/* Whether the earlier run had --channels-last: 0, 1; -1 when the trace does not tell, and for NULL. */
+int ex_replay_order(const ex_replay *replay);
+
 /* Threads of the earlier run; 0 when the trace does not tell, and for NULL. */
 int ex_replay_threads(const ex_replay *replay);
 

@@ -27,12 +27,24 @@ mt_status ex_settings_same_text(const ex_earlier *earlier, const char *flag, con
     return then && strcmp(then, now) != 0 ? differs(earlier, flag, now, then) : MT_OK;
 }
 
+/* The order of pictures in memory is that of the earlier run where this one leaves it open. */
+static int takes_earlier(const ex_setting *now, const char *then) {
+    return then && strcmp(now->name, "channels-last") == 0 && strcmp(now->value, "auto") == 0;
+}
+
+int ex_settings_order(const json_t *then) {
+    const char *order = json_string_value(json_object_get(then, "channels-last"));
+    if (!order || (strcmp(order, "on") != 0 && strcmp(order, "off") != 0)) return -1;
+    return strcmp(order, "on") == 0;
+}
+
 mt_status ex_settings_same(const ex_earlier *earlier, const json_t *then, const ex_setting *now,
                            size_t count) {
     mt_status status = MT_OK;
     for (size_t i = 0; i < count && status == MT_OK; i++) {
         const char *value = json_string_value(json_object_get(then, now[i].name));
         if (earlier->carries && !*now[i].value) continue;
+        if (takes_earlier(&now[i], value)) continue;
         status = ex_settings_same_text(earlier, now[i].name, now[i].value, value);
     }
     return status;

@@ -19,6 +19,9 @@ typedef struct ex_earlier {
 /* An object of texts; NULL: out of memory. New reference. */
 json_t *ex_settings_json(const ex_setting *settings, size_t count);
 
+/* --channels-last of the earlier run: 0, 1; -1: not known. */
+int ex_settings_order(const json_t *then);
+
 /*
  * Each setting that the object has; a file of an earlier version has fewer of them.
  * @return MT_OK; MT_EINVAL with a line that names flag, both values and file

@@ -11,6 +11,7 @@
 
 #include <memtrain/torch_dry.h>
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- files and device -------------------------------------------------------------------------- */
@@ -31,15 +32,41 @@ ex_run ex_this_run(const ex_training *t) {
                     .names = t->source.names};
 }
 
+/* What was learnt replaces the file: it has to be one that a run has written. An empty one is none yet. */
+static mt_status check_learned(const char *path) {
+    static const char begin[] = "memtrain learned ";
+    char text[sizeof begin - 1];
+    mt_status status = ex_check_writable("--learned", path);
+    FILE *file = status == MT_OK && path ? fopen(path, "rb") : NULL;
+    if (!file) return status;
+    size_t length = fread(text, 1, sizeof text, file);
+    fclose(file);
+    if (!length || (length == sizeof text && memcmp(text, begin, length) == 0)) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "--learned: '%s' is a file of something else; accepted: one that a run has "
+                        "written, or a name that is free",
+                        path);
+}
+
+/* A run that is replayed or goes on has the order of pictures of the first, where its flags leave it open. */
+static void take_order(ex_training *t) {
+    int order = t->flags->resume ? t->from.channels_last : ex_replay_order(t->replay);
+    if (t->flags->channels_last != EX_CHANNELS_LAST_AUTO || order < 0) return;
+    t->flags->channels_last = order;
+    t->setting_count = ex_flags_settings(t->flags, &t->program->own, t->settings);
+}
+
 static mt_status open_files(ex_training *t) {
     const ex_flags *flags = t->flags;
     const ex_run run = ex_this_run(t);
     mt_status status = ex_checkpoint_open(flags->resume, &run, &t->from);
     if (status == MT_OK) status = ex_check_writable("--save", flags->save);
+    if (status == MT_OK) status = check_learned(flags->learned);
     if (status == MT_OK) status = ex_replay_open(flags->replay, &t->replay);
     if (status == MT_OK)
         status = ex_replay_check(t->replay, t->program->name, flags->seed, flags->image_size,
                                  t->settings, t->setting_count);
+    if (status == MT_OK) take_order(t);
     return status;
 }
 
