@@ -145,6 +145,7 @@ std::string why_absent(c10::DeviceType type) {
     }
     if (is_known)
         return name + " is not loaded: mt_torch_init was told to leave it (options->cuda is 0)";
+    if (type == c10::kHIP) return "cards of AMD are named cuda";
     return "no library that brings " + name +
            " is loaded, with a c10::DeviceAllocator: load it before mt_torch_init";
 }

@@ -11,7 +11,6 @@
 #include <limits>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include <unistd.h>
 
@@ -224,19 +223,6 @@ size_t count_of(const Device &device) {
     return static_cast<size_t>(std::max(count, 0));
 }
 
-/* What could be asked for in its place: the known devices, and those of its own type. */
-std::string devices_here(const Device &device) {
-    std::vector<std::string> types = {"cuda", "xpu", "mps"};
-    std::string names = "cpu", own = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
-    if (std::find(types.begin(), types.end(), own) == types.end()) types.push_back(own);
-    for (const std::string &type : types) {
-        size_t count = count_of(c10::Device(type));
-        for (size_t i = 0; i < count; i++)
-            names += ", " + type + (type == "mps" ? "" : ":" + std::to_string(i));
-    }
-    return names;
-}
-
 /* Such a system gathers a tensor that does not begin its buffer: in a block, each parameter but the first. */
 void tell_of_copies() {
     static std::atomic_flag is_told = ATOMIC_FLAG_INIT;
@@ -248,28 +234,40 @@ void tell_of_copies() {
 void check_mps(const char *function, const Device &device) {
     if (!count_of(device))
         fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: %s",
-             function, devices_here(device).c_str());
+             function, devices_here().c_str());
     if (device.index() > 0)
         fail(MT_ENOTSUP, "%s: there is 1 MPS device; accepted: %s", function,
-             devices_here(device).c_str());
+             devices_here().c_str());
     tell_of_copies();
 }
 
 void check_card(const char *function, const Device &device) {
     if (!compat::device_allocator(device.type()))
         fail(MT_ENOTSUP, "%s: %s; accepted: %s", function, why_absent(device.type()).c_str(),
-             devices_here(device).c_str());
+             devices_here().c_str());
     size_t count = count_of(device);
     if (!count)
         fail(MT_ENOTSUP, "%s: %s; accepted: %s", function, why_no_card(device.type()).c_str(),
-             devices_here(device).c_str());
+             devices_here().c_str());
     if (device.index() >= static_cast<int>(count))
         fail(MT_ENOTSUP, "%s: there %s %zu %s device%s; accepted: %s", function,
              count == 1 ? "is" : "are", count, c10::DeviceTypeName(device.type()).c_str(),
-             count == 1 ? "" : "s", devices_here(device).c_str());
+             count == 1 ? "" : "s", devices_here().c_str());
 }
 
 } // namespace
+
+std::string devices_here() {
+    std::string names = "cpu";
+    for (int number = 1; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; number++) {
+        const c10::Device device(static_cast<c10::DeviceType>(number));
+        const std::string name = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+        const size_t count = count_of(device);
+        for (size_t i = 0; i < count; i++)
+            names += ", " + name + (device.is_mps() ? "" : ":" + std::to_string(i));
+    }
+    return names;
+}
 
 void check_device(const char *function, const Device &device) {
     if (device.card && !cpu::installed())

@@ -8,11 +8,16 @@
 #ifndef MEMTRAIN_SHIM_DEVICE_MEMORY_HPP
 #define MEMTRAIN_SHIM_DEVICE_MEMORY_HPP
 
+#include <string>
+
 #include <memtrain/backend.h>
 
 #include "device.hpp"
 
 namespace memtrain::shim {
+
+/* The names of all devices that are here, those of third parties too: "cpu, cuda:0". */
+std::string devices_here();
 
 /* Throws Failure (MT_ENOTSUP) when the device cannot be used, with what is to be installed. */
 void check_device(const char *function, const Device &device);

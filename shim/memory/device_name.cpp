@@ -9,6 +9,7 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "arguments.hpp"
+#include "device_memory.hpp"
 #include "guard.hpp"
 #include "sim_memory.hpp"
 
@@ -29,17 +30,25 @@ static c10::Device named(const char *name) {
     return is_beyond ? c10::Device(device.type(), last) : device;
 }
 
+/* Refuses a name, beside those that may be given and those that are here. */
+static mt_status refuse(mt_status status, const char *function, const char *what,
+                        const char *name) {
+    std::string here;
+    (void)guard([&] { here = devices_here(); });
+    return mt_set_error(status, what, function, name, device_names, here.c_str());
+}
+
 mt_status parse_device(const char *name, const char *function, Device *out) {
     MT_RETURN_IF_FAILED(check_not_null(name, function, "device"));
     c10::Device device(c10::kCPU);
     MT_RETURN_IF_FAILED(guard([&] { *out = Device(device, sim::card_of(name)); }));
     if (out->card) return MT_OK;
     if (guard([&] { device = named(name); }) != MT_OK)
-        return mt_set_error(MT_EINVAL, "%s: '%s' is not the name of a device; accepted: %s",
-                            function, name, device_names);
+        return refuse(MT_EINVAL, function,
+                      "%s: '%s' is not the name of a device; accepted: %s; here: %s", name);
     if (!device.is_cpu() && !at::isAccelerator(device.type()))
-        return mt_set_error(MT_ENOTSUP, "%s: nothing is trained on '%s'; accepted: %s", function,
-                            name, device_names);
+        return refuse(MT_ENOTSUP, function,
+                      "%s: nothing is trained on '%s'; accepted: %s; here: %s", name);
     if (device.is_cpu() && device.has_index() && device.index() > 0)
         return mt_set_error(MT_EINVAL, "%s: '%s' is no device; accepted: cpu, there is one",
                             function, name);

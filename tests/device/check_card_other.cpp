@@ -106,6 +106,10 @@ TEST("custom", names) {
     for (const char *name : {"custom:1", "custom:999"})
         ck_refused(mt_device_check(name), MT_ENOTSUP,
                    "there is 1 CUSTOM device; accepted: cpu, custom:0");
+    for (const char *name : {"cuda", "xpu", "mps", "hpu"})
+        ck_refused(mt_device_check(name), MT_ENOTSUP, "; accepted: cpu, custom:0");
+    ck_refused(mt_device_check("toaster"), MT_EINVAL, "; here: cpu, custom:0");
+    ck_refused(mt_device_check("hip"), MT_ENOTSUP, "cards of AMD are named cuda");
 }
 
 int main(int, char **argv) {

@@ -158,7 +158,7 @@ const Refusal refusals[] = {
     {[](Memory &m) { m.m.device = "toaster"; }, MT_EINVAL,
      "'toaster' is not the name of a device; accepted: cpu, cuda, cuda:N, xpu, xpu:N, mps, "
      "sim:cuda, "
-     "sim:mps"},
+     "sim:mps; here: cpu"},
     {[](Memory &m) { m.m.device = "sim:cuda"; }, MT_ENOTSUP,
      "device 'sim:cuda' is simulated, and tensors get there by mt_torch_new alone"},
 };

@@ -98,7 +98,7 @@ C10_REGISTER_CLASS(XPUHooksRegistry, XPUHooks, FakeXPUHooks)
 
 /* ---- names --------------------------------------------------------------------------------------- */
 
-#define NAMES "accepted: cpu, cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps"
+#define NAMES "accepted: cpu, cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps; here: cpu"
 
 /* Names that are none, and devices of libtorch's that no model is trained on. */
 static const struct {
