@@ -7,6 +7,17 @@ _MOST, _WIDTH = 64, 8  # chunks that wait at most; numbers of one
 _small = (torch.float32, torch.float16, torch.bfloat16, torch.bool)  # types that float32 holds exactly
 
 
+def _has_doubles(device):
+    """Asked of torch: MPS has none, nor have some of Intel's cards."""
+    try:
+        torch.zeros(1, device=device).double()
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
 class Pending:
     """
     Loss and metrics of chunks, which stay on the card, a row a chunk, until all of them are read at once. So the host
@@ -14,7 +25,7 @@ class Pending:
     """
 
     def __init__(self, device):
-        dtype = torch.float64 if device.type == "cuda" else torch.float32  # the others may have no doubles
+        dtype = torch.float64 if _has_doubles(device) else torch.float32
         self.rows = torch.zeros(_MOST, _WIDTH, dtype=dtype, device=device)
         self.clear()
 
