@@ -315,6 +315,20 @@ TEST_IF(!suite_on_mps(), "MPS is not asked for a convolution in bfloat16", suite
     mt_model_free(model);
 }
 
+/* Segments are chosen by measured peaks: said before a step runs. */
+TEST_IF(suite_on_mps(), "all but MPS tell peaks", suite_device(), segments_cannot_be_chosen) {
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    mt_torch_options options = options_of(MT_SGD);
+    ck_ok(net_model_new({}, &model));
+    options.checkpointing = MT_CHECKPOINTING_CHOSEN;
+    options.activation_share = 0.5;
+    ck_refused(mt_torch_new(model, &options, &torch), MT_ENOTSUP,
+               "MPS tells no peaks to choose by; accepted: MT_CHECKPOINTING_AUTO");
+    ck_assert_ptr_null(torch);
+    mt_model_free(model);
+}
+
 /* The norm of half-precision gradients is larger than half precision can say. */
 TEST(suite_device(), norm_of_half_precision) {
     mt_torch_options options = options_of(MT_SGD, 1.0);
