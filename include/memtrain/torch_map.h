@@ -93,11 +93,11 @@ typedef struct mt_map_options {
  *                 of several (weight_map: {tensor: file}). Those lie in the same folder
  * @param options  NULL: defaults
  * @return MT_OK. After a failure the model is as it was.
- *         MT_EINVAL: no such file; a file that is cut off or no safetensors file; an index without
- *         a file that it names, a file without a tensor that the index promises, or an index that
- *         leaves out a tensor of such a file; shapes that differ; with strict, names that are
- *         missing or too many; parameters that train (all with names).
- *         MT_EIO: the system cannot read or map it.
+ *         MT_EINVAL: a file that is cut off or no safetensors file; no such index, a file without
+ *         a tensor that the index promises, or an index that leaves out a tensor of such a file;
+ *         shapes that differ; with strict, names that are missing or too many; parameters that
+ *         train (all with names).
+ *         MT_EIO: no such file, named by an index or not; the system cannot read or map it.
  *         MT_ESTATE: an mt_torch uses the model.
  *         MT_EDEVMEM: what is loaded does not fit.
  */
