@@ -284,6 +284,25 @@ TEST("program", wrong_requests) {
     prsmed_lm_free(nullptr);
 }
 
+/* Nothing could be trained with what it says. */
+TEST("program", weights_that_are_not_finite) {
+    check_shim::prepare(3);
+    const std::string path = in_folder("w");
+    prsmed_lm_options options = of_a_written_file(path);
+    prsmed_lm *lm = nullptr;
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    const uint16_t nan = 0x7fc0;
+    file.seekg(0, std::ios::end);
+    file.seekp(file.tellg() / 2 / 2 * 2);
+    for (int i = 0; i < 4096; i++) file.write(reinterpret_cast<const char *>(&nan), sizeof nan);
+    file.close();
+    options.prompts = rows[0];
+    options.prompt_count = 2;
+    options.prompt_length = LENGTH_OF_ROW;
+    ck_refused(prsmed_lm_new(&options, &lm), MT_EINVAL, "not finite");
+    ck_assert_ptr_null(lm);
+}
+
 /* A file that changes is told, though all prompts are kept. */
 TEST("program", a_change_is_told) {
     check_shim::prepare(3);

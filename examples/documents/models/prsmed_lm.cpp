@@ -125,11 +125,17 @@ Words read(prsmed_lm &lm, const torch::Tensor &tokens) {
     return words;
 }
 
-void centre(prsmed_lm &lm) {
+mt_status centre(prsmed_lm &lm) {
     const Words words = read(lm, lm.centred_by);
     torch::Tensor all = words.states.index({words.exist}); /* [words, width] */
+    if (!all.isfinite().all().item<bool>())
+        return mt_set_error(MT_EINVAL,
+                            "the language model says numbers that are not finite, of %lld prompts: "
+                            "its weights may have such numbers",
+                            static_cast<long long>(lm.centred_by.size(0)));
     lm.mean = all.mean(0);
     lm.scale = 1 / (all - lm.mean).square().mean(0).sqrt().clamp_min(1e-6);
+    return MT_OK;
 }
 
 torch::Tensor rows_of(const int64_t *tokens, size_t count, size_t length) {
@@ -217,7 +223,7 @@ mt_status begin(prsmed_lm &lm) {
     lm.kept.clear();
     lm.has_more = false;
     if (!lm.file.path.empty()) status = take_states(lm);
-    if (status == MT_OK && lm.centred_by.defined() && !lm.mean.defined()) centre(lm);
+    if (status == MT_OK && lm.centred_by.defined() && !lm.mean.defined()) status = centre(lm);
     return status;
 }
 
