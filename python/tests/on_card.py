@@ -71,7 +71,8 @@ def batch(number, samples=32, side=16):
 
 def loss_of(model, x, y):
     output = model(x)
-    return {"loss": F.cross_entropy(output, y), "right": (output.argmax(1) == y).float().mean()}
+    right = output.argmax(1) == y
+    return {"loss": F.cross_entropy(output, y), "right": right.float().mean(), "hits": right.sum()}
 
 
 def trainer_for(make=network, **options):

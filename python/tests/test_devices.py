@@ -74,21 +74,24 @@ class Devices(unittest.TestCase):
         self.assertEqual(card["peak"] == 0, kind == "mps")  # which keeps none
 
     def check_waits(self, card):
-        """One for all chunks, one for the norm; on MPS also two that look whether the GPU did what it was given."""
+        """
+        One for all chunks, one for the norm; on MPS also two that look whether the GPU did what it was given, and one for a metric
+        of integers, as there are no doubles.
+        """
         self.assertTrue(card["same"])
         if not REAL:
             once, each = card["waits"]
-            self.assertLessEqual(once, 2 if self.kind != "mps" else 4)
+            self.assertLessEqual(once, 2 if self.kind != "mps" else 5)
             self.assertGreaterEqual(each, 8)
 
     def check_evaluation(self, card):
-        """One for all chunks, on MPS another that looks whether the GPU did what it was given."""
+        """One for all chunks; on MPS one for integers, and one that looks whether the GPU did what it was given."""
         self.assertTrue(card["evaluation_same"])
         self.assertEqual(card["evaluation_wrong"], [])
         self.assertGreater(card["evaluation_tried"], 10)
         if not REAL:
             once, each = card["evaluation_waits"]
-            self.assertLessEqual(once, 1 if self.kind != "mps" else 2)
+            self.assertLessEqual(once, 1 if self.kind != "mps" else 3)
             self.assertGreaterEqual(each, 8)
 
     def check_faults(self, card):
