@@ -380,7 +380,8 @@ TEST("runs", a_language_model_reads_the_prompts) {
     ck_contains(cli_out, "mapped weights, not counted     327.9 KiB");
     EXPECT(0, LANGUAGE_MODEL, "--explain", "--trace", cli_replayed); /* and then trains as ever */
     cli_same_state();
-    ck_assert(strstr(cli_out, "\nA step of ") < strstr(cli_out, " of 16 prompts"));
+    const char *told = strstr(cli_out, "\nA step of "), *read = strstr(cli_out, " of 16 prompts");
+    ck_assert(told && told < read);
     EXPECT(0, LANGUAGE_MODEL, "--explain", "--cache-frozen", "--workers", "0", "--trace",
            cli_replayed);
     cli_same_state();

@@ -30,7 +30,8 @@ static uint64_t hash_tensors(uint64_t hash, const char *path) {
         (void)!mt_set_error(MT_OK, "%s", "");
         return hash;
     }
-    for (size_t i = 0; mt_safetensors_get(file, i, &tensor) == MT_OK; i++) {
+    for (size_t i = 0; i < mt_safetensors_count(file); i++) {
+        if (mt_safetensors_get(file, i, &tensor) != MT_OK) break;
         const size_t bytes = tensor.bytes < PLACE_BYTES ? (size_t)tensor.bytes : PLACE_BYTES;
         const uint64_t last = tensor.bytes - bytes, places[] = {0, last / 2, last};
         hash = ex_hash_text(hash, tensor.name);
@@ -38,7 +39,6 @@ static uint64_t hash_tensors(uint64_t hash, const char *path) {
             if (mt_safetensors_read(file, i, places[k], piece, bytes) == MT_OK)
                 hash = ex_hash(hash, piece, bytes);
     }
-    (void)!mt_set_error(MT_OK, "%s", ""); /* there is no tensor behind the last one */
     mt_safetensors_free(file);
     return hash;
 }
