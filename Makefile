@@ -166,10 +166,11 @@ endif
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
+CARD_CHECKS := $(basename $(notdir $(sort $(wildcard tests/device/check_*.cpp))))
 # Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and
-# check_shim_mps have hooks of their own for it; check_card, _streams and _other have the test device.
+# check_shim_mps have hooks of their own for it; the suites of tests/device have the test device.
 ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
-OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps %/check_card_other $(if $(CARD),,%/check_card %/check_card_streams))
+OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps %/check_card_other $(if $(CARD),,$(addprefix %/,$(CARD_CHECKS))))
 on_device = $(if $(DEVICE),$(filter-out $(OWN_DEVICE),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
@@ -734,7 +735,7 @@ $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A)
 endef
 # They start themselves again with the test device.
 PLAYED := cuda xpu mps custom
-$(BUILD)/tests/check_card $(BUILD)/tests/check_card_streams $(BUILD)/tests/check_card_other $(BUILD)/tests/bench/card: | $(if $(filter Darwin,$(OS)),,$(foreach card,$(PLAYED),$(call card_so,$(card))))
+$(addprefix $(BUILD)/tests/,$(CARD_CHECKS) bench/card): | $(if $(filter Darwin,$(OS)),,$(foreach card,$(PLAYED),$(call card_so,$(card))))
 
 $(eval $(call card_rules,cuda,CUDA))
 $(eval $(call card_rules,xpu,XPU,-DCARD_IS_XPU))

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
+#include <string>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <ATen/ops/ones.h>
 
 #include <memtrain/safetensors.h>
+#include <memtrain/trainer.h>
 
 #include "check_shim.hpp"
 #include "card.h"
@@ -36,6 +38,37 @@ inline mt_card_counters counters() {
 inline mt_status train(const Trainer &trainer, const Batch &batch) {
     return mt_train_step(trainer.torch, batch.get(), nullptr, nullptr);
 }
+
+/* Eight chunks of two; the backend does without collect, or has it. */
+struct Loop {
+    Batch batch{16};
+    Trainer trainer;
+    mt_trainer *loop = nullptr;
+    Loop(double clip, bool collects, int keep = MT_KEEP_AUTO)
+        : trainer(options_of(MT_ADAMW, clip)) {
+        mt_backend seam = seam_of(trainer);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        policy.micro_batch = 2;
+        policy.keep_chunks = keep;
+        own.policy = &policy;
+        ck_assert_ptr_nonnull(reinterpret_cast<void *>(seam.collect));
+        if (!collects) seam.collect = nullptr;
+        ck_ok(mt_trainer_new(&seam, &own, &loop));
+    }
+    ~Loop() { mt_trainer_free(loop); }
+    std::string hash() const { return trainer.hash(); }
+    mt_step_report step() {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        ck_ok(mt_trainer_step(loop, batch.get(), &report));
+        return report;
+    }
+    mt_eval_report evaluate() {
+        mt_eval_report report = MT_EVAL_REPORT_INIT;
+        ck_ok(mt_trainer_evaluate(loop, batch.get(), &report));
+        return report;
+    }
+};
 
 /* Weights in half precision, whose gradient is the batch. */
 struct Half : torch::nn::Module {

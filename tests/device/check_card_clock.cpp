@@ -1,0 +1,151 @@
+/*
+ * check_card_clock.cpp - what the test device itself promises of streams, events and its clock: what is beside each other, who
+ * forgot to wait, and memory that another stream, or MPS, still reads.
+ */
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "card_suite.hpp"
+
+using namespace card_suite;
+
+namespace {
+
+/* Two streams of the card, a tensor of 1 MiB on it, and one in pinned memory. */
+struct Streams {
+    c10::Device device{suite_device()};
+    c10::impl::VirtualGuardImpl guard{device.type()};
+    c10::Stream side = c10::Stream(c10::Stream::DEFAULT, device);
+    at::Tensor there, pinned = at::ones({MiB / 4});
+    Streams() {
+        ck_ok(mt_torch_init(nullptr));
+        side = guard.getStreamFromGlobalPool(device);
+        there = at::zeros({MiB / 4}, at::device(device));
+        pinned = pinned.pin_memory();
+        guard.synchronizeDevice(0);
+    }
+    at::Tensor copied() const {
+        c10::StreamGuard on(side);
+        return pinned.to(device, /*non_blocking=*/true);
+    }
+    uint64_t time() const {
+        guard.synchronizeDevice(0);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        return clock.host;
+    }
+};
+
+} // namespace
+
+/* A kernel and a copy of another stream take their time beside each other, and one after the other where an event says so. */
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(),
+        streams_beside_each_other) {
+    const mt_card_costs costs = {1, 1000, 800, 10};
+    Streams streams;
+    mt_card_start_clock(&costs);
+    at::Tensor copied = streams.copied();
+    streams.there.add_(1);
+    ck_assert_uint_eq(streams.time(), 1 + 1000 + 10);
+
+    mt_card_start_clock(&costs);
+    copied = streams.copied();
+    c10::Event event(streams.device.type());
+    event.record(streams.side);
+    event.block(streams.guard.getStream(streams.device));
+    copied.add_(1);
+    ck_assert(!event.query());
+    ck_assert_uint_eq(streams.time(), 800 + 1000 + 10);
+    ck_assert(event.query());
+    ck_assert_double_eq(copied[0].item().toDouble(), 2.0);
+}
+
+/* A stream that has not waited for what another one was given finds nothing there yet, and the test device says so. */
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(), forgotten_events) {
+    std::string words;
+    Streams streams;
+    at::Tensor copied = streams.copied();
+    try {
+        copied.add_(1);
+    } catch (const c10::Error &error) {
+        words = error.what();
+    }
+    ck_contains(words.c_str(), "has not waited for it");
+}
+
+/* Nor may a stream write to what another one is still reading. After an event that is over it may. */
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(), forgotten_readers) {
+    for (bool has_event : {false, true}) {
+        std::string words;
+        Streams streams;
+        at::Tensor host = at::zeros({MiB / 4}).pin_memory();
+        {
+            c10::StreamGuard on(streams.side);
+            host.copy_(streams.there, /*non_blocking=*/true);
+        }
+        if (has_event) {
+            c10::Event event(streams.device.type());
+            event.record(streams.side);
+            event.block(streams.guard.getStream(streams.device));
+        }
+        try {
+            streams.there.add_(1);
+        } catch (const c10::Error &error) {
+            words = error.what();
+        }
+        ck_assert_int_eq(words.find("has not waited for it") == std::string::npos, has_event);
+        streams.guard.synchronizeDevice(0);
+    }
+}
+
+/* Memory that another stream uses is given to nobody until that one is through, where it was said to be used there. */
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(),
+        memory_that_another_stream_uses) {
+    for (bool is_told : {true, false}) {
+        mt_card_let_race(!is_told);
+        const mt_card_costs costs = {0, 1000, 800, 0};
+        Streams streams;
+        at::Tensor host = at::zeros({MiB / 4}).pin_memory();
+        c10::Event event(streams.device.type());
+        mt_card_start_clock(&costs);
+        streams.there.fill_(3);
+        event.record(streams.guard.getStream(streams.device));
+        event.block(streams.side);
+        {
+            c10::StreamGuard on(streams.side);
+            host.copy_(streams.there, /*non_blocking=*/true);
+        }
+        if (is_told)
+            streams.guard.recordDataPtrOnStream(streams.there.storage().data_ptr(), streams.side);
+        const void *before = streams.there.const_data_ptr();
+        streams.there = at::Tensor();
+        streams.there = at::zeros({MiB / 4}, at::device(streams.device));
+        ck_assert_int_eq(streams.there.const_data_ptr() == before, !is_told);
+        ck_assert_uint_eq(streams.time(), 2000); /* of two kernels, the copy beside the second */
+        ck_assert_int_eq(host[0].item().toDouble() == 3.0, is_told);
+    }
+}
+
+/* The test device tells who gives memory back that MPS still reads, or hands it what would be a temporary tensor. */
+TEST_IF(suite_on_mps(), "MPS alone reads the host's memory where it lies", suite_device(),
+        memory_that_mps_still_reads) {
+    ck_ok(mt_torch_init(nullptr));
+    at::Tensor rows = at::ones({4, 2});
+    auto sent = [](const at::Tensor &from) {
+        return from.to(c10::Device(suite_device()), from.scalar_type(), /*non_blocking=*/true);
+    };
+    ck_assert_int_eq(signal_of([&] { (void)sent(rows.t()); }), SIGABRT);
+    ck_assert_int_eq(signal_of([&] {
+                         at::Tensor there = sent(rows.clone());
+                         there.add_(1);
+                     }),
+                     SIGABRT);
+    ck_assert_int_eq(signal_of([&] { (void)sent(rows).add_(1); }), 0);
+}
+
+int main(int, char **argv) {
+    return card_main("card_clock", argv);
+}

@@ -1,0 +1,345 @@
+/*
+ * check_card_copies.cpp - what the shim copies beside a card that computes, on the test device: batches, and when they are the
+ * caller's again, pinned memory, saved tensors on their way, sums of processes.
+ */
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+
+#include <memtrain/processes.h>
+#include <memtrain/trainer.hpp>
+
+#include "card_suite.hpp"
+
+using namespace card_suite;
+
+namespace {
+
+/*
+ * A batch of two samples that the card copies while the host goes on: in pinned memory, on MPS in any. And a model that fails after
+ * its copy where it is told to.
+ */
+struct LentBatch {
+    bool fails = false;
+    std::function<void()> before; /* the next forward pass */
+    at::Tensor kept, data = at::full({2, 4}, 3.0);
+    std::optional<memtrain::Trainer> trainer;
+    memtrain::detail::Handle handle{data = suite_on_mps() ? data : data.pin_memory()};
+    mt_tensor *tensors[1] = {handle.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    mt_chunk_result result = chunk_result();
+    LentBatch() {
+        ck_ok(mt_torch_init(nullptr));
+        trainer.emplace(
+            memtrain::model(std::make_shared<Half>(), {},
+                            [this](Half &half, const memtrain::Tensors &given) {
+                                if (auto call = std::exchange(before, {})) call();
+                                kept = given[0];
+                                TORCH_CHECK(!fails, "no loss");
+                                return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
+                            }),
+            options_of(MT_SGD));
+        rows.tensors = tensors;
+        rows.count = 1;
+        batch.count = 2;
+        batch.data = &rows;
+    }
+};
+
+} // namespace
+
+/*
+ * A batch is the caller's again when a chunk has failed: the card has read it. The first chunk of a step zeroes gradients, which is
+ * a kernel that the copy is done before; it is the second that fails.
+ */
+TEST(suite_device(), batch_of_a_chunk_that_fails) {
+    LentBatch of;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 1, 0.5, &of.result));
+    of.fails = true;
+    ck_status(mt_accumulate(of.trainer->torch(), 1, 1, 0.5, &of.result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    of.data.fill_(5.0);
+    ck_assert_double_eq(of.kept.sum().item().toDouble(), 12.0);
+    ck_ok(mt_rollback(of.trainer->torch()));
+}
+
+/* The same of an evaluation. */
+TEST(suite_device(), batch_of_an_evaluation_that_fails) {
+    LentBatch of;
+    of.fails = true;
+    ck_status(mt_evaluate(of.trainer->torch(), &of.batch, 0, 2, &of.result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    of.data.fill_(5.0);
+    ck_assert_double_eq(of.kept.sum().item().toDouble(), 24.0);
+}
+
+/* And of one that a model makes within another, and goes on from. */
+TEST(suite_device(), batch_of_an_evaluation_within_another) {
+    LentBatch of;
+    at::Tensor inner;
+    memtrain::detail::Handle outer(at::ones({2, 4}));
+    mt_tensor *tensors[] = {outer.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    rows.tensors = tensors;
+    rows.count = 1;
+    batch.count = 2;
+    batch.data = &rows;
+    of.before = [&] {
+        of.fails = true;
+        ck_status(mt_evaluate(of.trainer->torch(), &of.batch, 0, 2, &of.result), MT_ETORCH);
+        ck_contains(mt_last_error(), "no loss");
+        of.fails = false;
+        of.data.fill_(5.0);
+        inner = of.kept;
+    };
+    ck_ok(mt_evaluate(of.trainer->torch(), &batch, 0, 2, &of.result));
+    ck_assert_double_eq(inner.sum().item().toDouble(), 24.0);
+}
+
+/* A rollback waits: of the chunks before it some may not have been waited for. */
+TEST(suite_device(), rollback_waits) {
+    LentBatch of;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    of.result.deferred = 1;
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 1, 0.5, &of.result));
+    uint64_t before = counters().waits;
+    ck_ok(mt_rollback(of.trainer->torch()));
+    ck_assert_uint_gt(counters().waits, before);
+}
+
+/* So do an update without a gradient, and the end of a trainer within a step. */
+TEST_LOOP(suite_device(), others_wait, 2) {
+    LentBatch of;
+    mt_apply_result applied = MT_APPLY_RESULT_INIT;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    of.result.deferred = 1;
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 2, _i ? 0.5 : 0.0, &of.result));
+    uint64_t before = counters().waits;
+    if (_i)
+        of.trainer.reset();
+    else
+        ck_ok(mt_apply(of.trainer->torch(), &applied));
+    ck_assert_uint_gt(counters().waits, before);
+}
+
+/*
+ * Chunks are copied while the card computes those before, so that slow copies cost a step of eight that of the first chunk. Numbers
+ * are those of copies that cost nothing; no more than two chunks are on the card, and the host waits for the card no more often.
+ */
+TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),
+        copies_beside_kernels) {
+    uint64_t time = 0, kernels = 0;
+    size_t peaks[2];
+    std::string hashes[2];
+    for (bool is_slow : {false, true}) {
+        Loop loop(0.5, true);
+        for (int i = 0; i < 2; i++) loop.step();
+        mt_card_counters before = counters();
+        const mt_card_costs costs = {10, 1000, is_slow ? uint64_t{8000} << 10 : 0, 0};
+        mt_card_start_clock(&costs);
+        ck_ok(mt_torch_seed(7));
+        ck_ok(mt_device_reset_peak(suite_device()));
+        loop.step();
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 2);
+        ck_assert_uint_eq(counters().event_waits - before.event_waits, 6);
+        hashes[is_slow] = loop.trainer.hash();
+        peaks[is_slow] = memory_on(suite_device()).peak_bytes;
+        kernels = clock.kernels;
+        time = clock.host;
+        if (is_slow) ck_assert_uint_gt(clock.to_card, 8 * 10000);
+    }
+    ck_assert_uint_le(time, kernels + 20000);
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_eq(peaks[0], peaks[1]);
+}
+
+/* The CPU's budget knows of the pinned memory: two slots, each a power of two above 2 x 3 x 8 x 8 floats and 2 labels. */
+TEST_IF(!suite_on_mps(), "on MPS there are no slots of pinned memory", suite_device(),
+        pinned_memory_is_counted) {
+    size_t before = cpu_memory().allocated_bytes, with_slots = 0;
+    {
+        Loop loop(0.0, true);
+        size_t empty = cpu_memory().allocated_bytes;
+        loop.step();
+        with_slots = cpu_memory().allocated_bytes;
+        ck_assert_uint_eq(with_slots - empty, 2 * 2048);
+        loop.step();
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, with_slots);
+    }
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before);
+}
+
+namespace {
+
+/* Eight layers of 512 numbers, of which each saves some that are large enough to be put away. */
+struct Chain : torch::nn::Module {
+    std::vector<nn::Linear> linears;
+    Chain() {
+        for (int i = 0; i < 8; i++)
+            linears.push_back(register_module("linear" + std::to_string(i), nn::Linear(512, 512)));
+    }
+};
+
+struct ChainLoop {
+    memtrain::Tensors batch;
+    std::optional<memtrain::Trainer> trainer;
+    explicit ChainLoop(int offload) {
+        mt_torch_options options = options_of(MT_SGD);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        options.offload = offload;
+        policy.micro_batch = 4;
+        own.policy = &policy;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_seed(3));
+        batch = {at::randn({16, 512})};
+        trainer.emplace(memtrain::model(std::make_shared<Chain>(), {},
+                                        [](Chain &net, const memtrain::Tensors &tensors) {
+                                            at::Tensor x = tensors[0];
+                                            for (nn::Linear &linear : net.linears)
+                                                x = at::sigmoid(linear->forward(x));
+                                            return memtrain::Output{x.square().mean(), {}};
+                                        }),
+                        options, &own);
+    }
+    std::string hash() const {
+        char hash[65];
+        ck_ok(mt_torch_state_sha256(trainer->torch(), hash));
+        return hash;
+    }
+};
+
+} // namespace
+
+/* Saved tensors go out and come back while the card computes: slow copies cost little time, and change no bit. */
+TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),
+        offload_beside_kernels) {
+    uint64_t times[2];
+    std::string hashes[2];
+    for (int offload : {MT_OFFLOAD_NEVER, MT_OFFLOAD_HOST}) {
+        const mt_card_costs costs = {10, 1000, uint64_t{1500} << 7,
+                                     10}; /* 1500 a tensor of 8 KiB */
+        ChainLoop loop(offload);
+        for (int i = 0; i < 3; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_counters before = counters();
+        mt_card_start_clock(&costs);
+        for (int i = 0; i < 2; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 4);
+        times[offload != MT_OFFLOAD_NEVER] = clock.host;
+        hashes[offload != MT_OFFLOAD_NEVER] = loop.hash();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_le(times[1], times[0] + times[0] / 8);
+}
+
+/* What was changed in place keeps the numbers that were saved once it is out, which is when two others have followed it. */
+TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),
+        changed_once_it_is_out) {
+    ck_ok(mt_torch_init(nullptr));
+    mt_card_let_race(1);
+    auto options = at::device(c10::Device(suite_device()));
+    for (bool others_follow : {true, false}) {
+        at::Tensor sum, x = at::ones({64, 512}, options).requires_grad_(true), wanted;
+        bool is_changed = false;
+        auto body = [&] {
+            at::Tensor y = x.exp();
+            sum = (y * y).sum();
+            if (others_follow) sum = sum + x.sin().tanh().tanh().tanh().sum();
+            c10::NoGradGuard no_graph;
+            if (is_changed) y.add_(1);
+        };
+        auto call = [](void *user) {
+            (*static_cast<decltype(body) *>(user))();
+            return MT_OK;
+        };
+        body();
+        sum.backward();
+        wanted = x.grad();
+        x.mutable_grad() = at::Tensor();
+        is_changed = true;
+        ck_ok(mt_offload(suite_device(), MT_OFFLOAD_HOST, nullptr, call, &body));
+        std::string words;
+        try {
+            sum.backward();
+            ck_assert(x.grad().equal(wanted));
+        } catch (const c10::Error &error) {
+            words = error.what();
+        }
+        if (others_follow)
+            ck_assert_str_eq(words.c_str(), "");
+        else
+            ck_contains(words.c_str(), "was on its way to the host");
+    }
+}
+
+namespace {
+
+/* 36 MiB, three pieces of a sum. */
+struct Long : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({9 << 20}));
+};
+
+/* Another process that has the same numbers; how many copies have been given when the pieces of a gradient are summed. */
+struct Twin {
+    std::vector<uint64_t> copies;
+    template <class Number> static mt_status sum(void *self, Number *values, size_t n) {
+        if (n > 1000) static_cast<Twin *>(self)->copies.push_back(counters().to_host);
+        for (size_t i = 0; i < n; i++) values[i] *= 2;
+        return MT_OK;
+    }
+};
+
+} // namespace
+
+/* While a piece is summed the next one is on its way, and none is lost or taken twice. */
+TEST_IF(!suite_on_mps(), "gradients of MPS are not copied in pieces", suite_device(),
+        sums_of_processes) {
+    Twin twin;
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    group.self = &twin;
+    group.count = 2;
+    group.sum_floats = &Twin::sum<float>;
+    group.sum_doubles = &Twin::sum<double>;
+    mt_torch_options options = options_of(MT_SGD);
+    options.processes = &group;
+    ck_ok(mt_torch_init(nullptr));
+    auto net = std::make_shared<Long>();
+    memtrain::Trainer trainer(
+        memtrain::model(net, {},
+                        [](Long &self, const memtrain::Tensors &batch) {
+                            at::Tensor mean = self.weight.mean();
+                            return memtrain::Output{mean * batch[0].mean(), {}};
+                        }),
+        options);
+    for (int i = 0; i < 2; i++) {
+        at::Tensor before = net->weight.detach().clone();
+        twin.copies.clear();
+        (void)trainer.step({at::full({2, 1}, 1e6)});
+        ck_assert_uint_eq(twin.copies.size(), 3);
+        ck_assert_uint_eq(twin.copies[1] - twin.copies[0], 1);
+        ck_assert_uint_eq(twin.copies[2] - twin.copies[1], 0);
+        at::Tensor change = (net->weight.detach() - before).cpu();
+        ck_assert_double_lt(change[0].item().toDouble(), 0.0);
+        ck_assert_double_eq(change.min().item().toDouble(), change.max().item().toDouble());
+    }
+}
+
+int main(int, char **argv) {
+    return card_main("card_copies", argv);
+}
