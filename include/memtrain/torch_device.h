@@ -119,9 +119,10 @@ MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
  * Gives cached memory back to the system.
  *
  * On a card it gives back the segments of the allocator that are wholly free. On CUDA and XPU that
- * is done for all cards of the type, and each card is waited for. On the CPU it gives back the
- * pages of planned memory in which no tensor lies, except those of running chunks. It also gives
- * back the free pages of the heap (malloc_trim, some milliseconds).
+ * is done for all cards of the type, and each card is waited for. Pinned memory of the host that is
+ * not in use goes back too. On the CPU it gives back the pages of planned memory in which no tensor
+ * lies, except those of running chunks. It also gives back the free pages of the heap (malloc_trim,
+ * some milliseconds).
  *
  * @param out  receives seconds and bytes, on the CPU resident bytes; may be NULL
  */

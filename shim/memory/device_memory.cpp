@@ -11,6 +11,7 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -26,6 +27,7 @@
 #include "guard.hpp"
 #include "init.hpp"
 #include "injection.hpp"
+#include "pinned.hpp"
 #include "sim_memory.hpp"
 
 namespace memtrain::shim {
@@ -257,15 +259,20 @@ void check_card(const char *function, const Device &device) {
 
 } // namespace
 
+std::vector<c10::Device> cards_here() {
+    std::vector<c10::Device> cards;
+    for (int number = 1; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; number++) {
+        const auto type = static_cast<c10::DeviceType>(number);
+        const size_t count = count_of(c10::Device(type));
+        for (size_t i = 0; i < count; i++)
+            cards.emplace_back(type, static_cast<c10::DeviceIndex>(i));
+    }
+    return cards;
+}
+
 std::string devices_here() {
     std::string names = "cpu";
-    for (int number = 1; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; number++) {
-        const c10::Device device(static_cast<c10::DeviceType>(number));
-        const std::string name = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
-        const size_t count = count_of(device);
-        for (size_t i = 0; i < count; i++)
-            names += ", " + name + (device.is_mps() ? "" : ":" + std::to_string(i));
-    }
+    for (const c10::Device &card : cards_here()) names += ", " + Device(card).name();
     return names;
 }
 
@@ -512,6 +519,7 @@ extern "C" mt_status mt_empty_cache(const char *name, mt_clear_result *out) {
     if (out) MT_RETURN_IF_FAILED(check_sized(out, "mt_empty_cache", "out"));
     return with_device("mt_empty_cache", name, [&](const Device &device) {
         mt_clear_result result = empty_device_cache(device);
+        if (has_pinned_memory(device)) empty_pinned_cache(device.type());
         if (out) hand_over(result, out);
     });
 }

@@ -9,6 +9,7 @@
 #define MEMTRAIN_SHIM_DEVICE_MEMORY_HPP
 
 #include <string>
+#include <vector>
 
 #include <memtrain/backend.h>
 
@@ -16,7 +17,10 @@
 
 namespace memtrain::shim {
 
-/* The names of all devices that are here, those of third parties too: "cpu, cuda:0". */
+/* All cards that are here, those of third parties too. */
+std::vector<c10::Device> cards_here();
+
+/* The names of all devices that are here: "cpu, cuda:0". */
 std::string devices_here();
 
 /* Throws Failure (MT_ENOTSUP) when the device cannot be used, with what is to be installed. */

@@ -1,6 +1,10 @@
 /* pinned.cpp - see pinned.hpp. */
 #include "pinned.hpp"
 
+#include <algorithm>
+#include <mutex>
+
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/empty.h>
 
 #include "cpu_memory.hpp"
@@ -8,30 +12,61 @@
 namespace memtrain::shim {
 namespace {
 
-/* What libtorch takes for so many bytes. */
-size_t power_of_two(size_t bytes) {
-    size_t power = 64;
-    while (power < bytes) power *= 2;
+constexpr size_t powers = 8 * sizeof(size_t);
+
+/* Blocks of one power of two: those in use, and those that libtorch has. */
+struct Blocks {
+    size_t in_use = 0, all = 0;
+};
+
+std::mutex counting;
+Blocks blocks[powers];
+
+size_t power_of(size_t bytes) {
+    size_t power = 0;
+    while (power + 1 < powers && (size_t{1} << power) < bytes) power++;
     return power;
 }
 
 } // namespace
 
-Pinned::~Pinned() {
-    cpu::hold_more(-static_cast<ptrdiff_t>(held_));
+PinnedBytes::PinnedBytes(size_t bytes) noexcept : power_(power_of(bytes)) {
+    std::lock_guard<std::mutex> lock(counting);
+    Blocks &those = blocks[power_];
+    if (++those.in_use <= those.all) return;
+    those.all++;
+    cpu::hold_more(static_cast<ptrdiff_t>(size_t{1} << power_));
 }
 
-/* libtorch keeps the memory that this has grown out of, so it goes on to count. */
+PinnedBytes::~PinnedBytes() {
+    std::lock_guard<std::mutex> lock(counting);
+    blocks[power_].in_use--;
+}
+
+void empty_pinned_cache(c10::DeviceType type) noexcept {
+    std::lock_guard<std::mutex> lock(counting);
+    try {
+        at::getHostAllocator(type)->empty_cache();
+    } catch (const c10::Error &) {
+        return; /* so this type of device has none that can */
+    }
+    for (size_t power = 0; power < powers; power++) {
+        Blocks &those = blocks[power];
+        cpu::hold_more(-static_cast<ptrdiff_t>((those.all - those.in_use) << power));
+        those.all = those.in_use;
+    }
+}
+
 void Pinned::need(size_t bytes) {
     if (bytes <= bytes_) return;
-    size_t whole = power_of_two(bytes);
+    size_t whole = size_t{1} << std::max<size_t>(power_of(bytes), 6);
     bytes_ = 0;
     memory_.reset();
+    counted_.reset();
     memory_ = at::empty({static_cast<int64_t>(whole)},
                         at::device(at::kCPU).dtype(at::kByte).pinned_memory(true));
     bytes_ = whole;
-    cpu::hold_more(static_cast<ptrdiff_t>(whole));
-    held_ += whole;
+    counted_.emplace(whole);
 }
 
 } // namespace memtrain::shim

@@ -8,6 +8,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include "device_memory.hpp"
+#include "pinned.hpp"
 #include "streams.hpp"
 
 namespace memtrain::shim {
@@ -47,6 +48,7 @@ private:
     int64_t version_;
     bool was_changed_ = false; /* before it was out */
     at::Tensor host_;
+    PinnedBytes counted_;
     c10::Event out_, back_;
 };
 
@@ -54,7 +56,7 @@ OnLane::OnLane(std::shared_ptr<Lane> lane, const at::Tensor &tensor)
     : lane_(std::move(lane)), there_(tensor.tensor_data()), version_(tensor._version()),
       host_(at::empty_strided(tensor.sizes(), tensor.strides(),
                               at::device(at::kCPU).dtype(tensor.dtype()).pinned_memory(true))),
-      out_(tensor.device().type()), back_(tensor.device().type()) {
+      counted_(host_.nbytes()), out_(tensor.device().type()), back_(tensor.device().type()) {
     follow(lane_->out_, current_stream(lane_->device_));
     c10::StreamGuard on(lane_->out_);
     host_.copy_(there_, /*non_blocking=*/true);

@@ -255,7 +255,10 @@ C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PRE
 #endif
 
 struct Installed {
-    Installed() { c10::SetAllocator(card::type, &card::allocator(), 255); }
+    Installed() {
+        c10::SetAllocator(card::type, &card::allocator(), 255);
+        at::setHostAllocator(card::type, &card::pinned_memory(), 255);
+    }
 } installed;
 
 } // namespace
@@ -269,8 +272,8 @@ const char mt_card_built_for[] = "test device for torch " TORCH_VERSION;
 
 extern "C" void mt_card_read(mt_card_counters *out) {
     const card::Counters &now = card::counters;
-    *out = {now.kernels,  now.waits,     now.to_card,     now.to_host,
-            now.requests, now.questions, now.event_waits, now.detours};
+    *out = {now.kernels,   now.waits,       now.to_card, now.to_host,      now.requests,
+            now.questions, now.event_waits, now.detours, now.pinned_clears};
 }
 
 extern "C" void mt_card_break(int broken) {

@@ -20,8 +20,9 @@ typedef struct mt_card_counters {
     uint64_t to_host;   /* copies to it */
     uint64_t requests;  /* for memory of a card */
     uint64_t questions; /* of the driver: how much memory is free */
-    uint64_t event_waits; /* times that the host waited for an event that was not over */
-    uint64_t detours;     /* convolutions that went on after a work space was refused */
+    uint64_t event_waits;   /* times that the host waited for an event that was not over */
+    uint64_t detours;       /* convolutions that went on after a work space was refused */
+    uint64_t pinned_clears; /* times that the cache of pinned memory was emptied */
 } mt_card_counters;
 
 #ifdef MT_CARD_ITSELF

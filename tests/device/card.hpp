@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -59,7 +60,7 @@ c10::DeviceIndex exchange(c10::DeviceIndex index);
 
 struct Counters {
     std::atomic<uint64_t> kernels{0}, waits{0}, event_waits{0}, to_card{0}, to_host{0}, requests{0},
-        questions{0}, detours{0};
+        questions{0}, detours{0}, pinned_clears{0};
     std::atomic<size_t> work_space{0}, kept_work_space{0};
     std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, lacks_doubles{false},
         lets_race{false}, in_use{false};
@@ -69,7 +70,7 @@ extern Counters counters;
 /* ---- memory.cpp ---- */
 
 /* Memory of the host that a card can copy from while the host goes on. */
-c10::Allocator &pinned_memory();
+at::HostAllocator &pinned_memory();
 bool is_pinned(const void *address);
 
 /* Of all cards: tensors come from it. */

@@ -166,7 +166,10 @@ TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(
     ck_assert_uint_eq(peaks[0], peaks[1]);
 }
 
-/* The CPU's budget knows of the pinned memory: two slots, each a power of two above 2 x 3 x 8 x 8 floats and 2 labels. */
+/*
+ * The CPU's budget knows of the pinned memory: two slots, each a power of two above 2 x 3 x 8 x 8 floats and 2 labels. libtorch
+ * keeps it after the trainer, until the cache is emptied.
+ */
 TEST_IF(!suite_on_mps(), "on MPS there are no slots of pinned memory", suite_device(),
         pinned_memory_is_counted) {
     size_t before = cpu_memory().allocated_bytes, with_slots = 0;
@@ -178,7 +181,13 @@ TEST_IF(!suite_on_mps(), "on MPS there are no slots of pinned memory", suite_dev
         ck_assert_uint_eq(with_slots - empty, 2 * 2048);
         loop.step();
         ck_assert_uint_eq(cpu_memory().allocated_bytes, with_slots);
+        ck_ok(mt_empty_cache(suite_device(), nullptr));
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, with_slots);
     }
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before + 2 * 2048);
+    uint64_t clears = counters().pinned_clears;
+    ck_ok(mt_empty_cache(suite_device(), nullptr));
+    ck_assert_uint_eq(counters().pinned_clears, clears + 1);
     ck_assert_uint_eq(cpu_memory().allocated_bytes, before);
 }
 
@@ -223,6 +232,26 @@ struct ChainLoop {
 };
 
 } // namespace
+
+/*
+ * Tensors of 8 KiB that wait in pinned memory are in the CPU's budget: those of one chunk, and no more with the next step. So are
+ * the two slots, of 8 KiB too, which are still in use when the cache is emptied.
+ */
+TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(), offload_is_counted) {
+    size_t before = 0, after = 0;
+    {
+        ChainLoop loop(MT_OFFLOAD_HOST);
+        before = cpu_memory().allocated_bytes;
+        (void)loop.trainer->step(loop.batch);
+        after = cpu_memory().allocated_bytes;
+        ck_assert_uint_ge(after - before, (2 + 8) * 8192);
+        ck_assert_uint_eq((after - before) % 8192, 0);
+        (void)loop.trainer->step(loop.batch);
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, after);
+        ck_ok(mt_empty_cache(suite_device(), nullptr));
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, before + 2 * 8192);
+    }
+}
 
 /* Saved tensors go out and come back while the card computes: slow copies cost little time, and change no bit. */
 TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),

@@ -276,7 +276,7 @@ void unpin(void *address) {
     std::free(address);
 }
 
-class Pinned final : public c10::Allocator {
+class Pinned final : public at::HostAllocator {
 public:
     c10::DataPtr allocate(size_t bytes) override {
         void *address = nullptr;
@@ -289,6 +289,12 @@ public:
     void copy_data(void *to, const void *from, size_t bytes) const override {
         std::memcpy(to, from, bytes);
     }
+    /* It keeps nothing. */
+    bool record_event(void *, void *, c10::Stream) override { return true; }
+    void empty_cache() override { counters.pinned_clears++; }
+    at::HostStats get_stats() override { return {}; }
+    void reset_accumulated_stats() override {}
+    void reset_peak_stats() override {}
 };
 
 } // namespace
@@ -302,7 +308,7 @@ int count() {
     return cards;
 }
 
-c10::Allocator &pinned_memory() {
+at::HostAllocator &pinned_memory() {
     static auto *const one = new Pinned;
     return *one;
 }
