@@ -3,20 +3,11 @@ import time
 
 import torch
 
+from . import _native
+
 _MOST, _WIDTH = 64, 8  # chunks that wait at most; numbers of one
 _small = (torch.float32, torch.float16, torch.bfloat16, torch.bool)  # types that float32 holds exactly
 _whole = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _has_doubles(device):
-    """Asked of torch: MPS has none, nor have some of Intel's cards."""
-    try:
-        torch.zeros(1, device=device).double()
-    except torch.OutOfMemoryError:
-        raise
-    except (TypeError, RuntimeError):
-        return False
-    return True
 
 
 class Pending:
@@ -26,7 +17,7 @@ class Pending:
     """
 
     def __init__(self, device):
-        dtype = torch.float64 if _has_doubles(device) else torch.float32
+        dtype = torch.float64 if _native.has_doubles(str(device)) else torch.float32
         self.rows = torch.zeros(_MOST, _WIDTH, dtype=dtype, device=device)
         self.integers = None  # the same where there are no doubles
         self.clear()

@@ -645,15 +645,22 @@ py::object with_refusals_that_end(const std::string &device, const py::object &f
     throw py::error_already_set();
 }
 
-/* "cpu", and the cards that are here: "cuda:0". */
+/* "cpu", and the cards that are here, by torch's names: "cuda:0". */
 std::vector<std::string> devices() {
     std::vector<std::string> names = {"cpu"};
-    for (const char *type : {"cuda", "xpu", "mps"}) {
-        size_t count = 0;
-        must(mt_device_count(type, &count));
-        for (size_t i = 0; i < count; i++) names.push_back(type + (":" + std::to_string(i)));
-    }
+    for (const c10::Device &card : cards_here()) names.push_back(card.str());
     return names;
+}
+
+/* A card that is full or lost throws. */
+bool has_doubles(const std::string &name) {
+    try {
+        return device_by(name).has_doubles();
+    } catch (const c10::OutOfMemoryError &error) {
+        PyErr_SetString(py::module_::import("torch").attr("OutOfMemoryError").ptr(),
+                        error.what_without_backtrace());
+    }
+    throw py::error_already_set();
 }
 
 void set_card_budget(const std::string &name, size_t bytes) {
@@ -764,6 +771,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("injected", injected);
     m.def("enter_child", enter_child);
     m.def("devices", devices);
+    m.def("has_doubles", has_doubles);
     m.def("set_card_budget", set_card_budget);
     m.def("card_memory", card_memory);
     m.def("rng_state", rng_state);

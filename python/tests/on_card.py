@@ -1,5 +1,5 @@
 """
-Trains on the test device (tests/device/) in a process of its own, which loads it before torch: on_card.py cuda|xpu|mps|cpu.
+Trains on the test device (tests/device/) in a process of its own, which loads it before torch: on_card.py cuda|xpu|mps|custom|cpu.
 What came of it is a line of JSON. The test device is one of libtorch's own types, so Python's torch takes it for a card:
 all that has to be said is that it is initialised, which torch would ask a driver for. MT_TEST_DEVICE=cuda is a real card.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import types
 
 KIND = sys.argv[1]
 REAL = os.environ.get("MT_TEST_DEVICE") == KIND
@@ -32,6 +33,8 @@ from torch.nn import functional as F  # noqa: E402
 
 if card and KIND in ("cuda", "xpu"):
     getattr(torch, KIND)._initialized = True
+if KIND == "custom":  # a card that is none of libtorch's own
+    torch._register_device_module(KIND, types.ModuleType(KIND))
 if REAL and KIND == "cuda":  # the same bits again, and whole floats as on the CPU
     torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
 
@@ -119,7 +122,7 @@ def stay_in_budget():
 
 def counted():
     """What the test device has counted (tests/device/card.h): kernels, waits, ..."""
-    counters = (ctypes.c_uint64 * 8)()
+    counters = (ctypes.c_uint64 * 9)()
     card.mt_card_read(counters)
     return counters
 

@@ -1,6 +1,7 @@
 """
-CUDA, XPU and MPS, on the test device (tests/device/): on_card.py in a process for each. Without one that was built for this
-torch (make build/tests/libcard_cuda.so, and those of xpu and mps) the tests are skipped. MT_TEST_DEVICE=cuda is the real card.
+CUDA, XPU, MPS and a card of a third party, on the test device (tests/device/): on_card.py in a process for each. Without one
+that was built for this torch (make build/tests/libcard_cuda.so, and those of xpu, mps and custom) the tests are skipped.
+MT_TEST_DEVICE=cuda is the real card.
 """
 import importlib.metadata
 import json
@@ -25,7 +26,7 @@ def why_not(kind):
         return None if kind == REAL else "the device is %s" % REAL
     path = os.path.join(CARDS, "libcard_%s.so" % kind)
     if not os.path.exists(path):
-        return "no %s: make build/tests/libcard_%s.so" % (os.path.basename(path), kind)
+        return "no %s: make build/tests/%s" % (os.path.basename(path), os.path.basename(path))
     with open(path, "rb") as file:
         built = re.search(rb"test device for torch ([0-9.]+)", file.read())
     here = importlib.metadata.version("torch")
@@ -120,6 +121,9 @@ class Devices(unittest.TestCase):
 
     def test_xpu(self):
         self.agree("xpu")
+
+    def test_custom(self):
+        self.agree("custom")
 
     def test_mps(self):
         """Where the GPU ignores what it is given, a step says so."""
