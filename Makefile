@@ -159,18 +159,24 @@ BENCHES_CORE := $(call bench_programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/support.a)
 COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 
-ifneq ($(DEVICE),$(filter cpu cuda cuda:% xpu xpu:% mps sim:cuda sim:mps test:cuda test:xpu test:mps,$(DEVICE)))
-$(error DEVICE is '$(DEVICE)'; accepted: cpu, cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps, test:cuda, test:xpu, test:mps)
+real_devices := cpu mps $(foreach type,cuda xpu,$(type) $(addprefix $(type):,0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15))
+ifneq ($(DEVICE),$(filter $(real_devices) sim:cuda sim:mps test:cuda test:xpu test:mps,$(DEVICE)))
+$(error DEVICE is '$(DEVICE)'; accepted: cpu, cuda, cuda:N, xpu, xpu:N with N from 0 to 15, mps, sim:cuda, sim:mps, test:cuda, test:xpu, test:mps)
+endif
+ifneq ($(filter sim:% test:%,$(DEVICE)),)
+ifneq ($(filter check-card card-bundle,$(MAKECMDGOALS)),)
+$(error check-card is for a real card, and DEVICE is '$(DEVICE)'; accepted: $(MAKE) check DEVICE=$(DEVICE))
+endif
 endif
 
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
-CARD_CHECKS := $(basename $(notdir $(sort $(wildcard tests/device/check_*.cpp))))
+DEVICE_CHECKS := $(basename $(notdir $(sort $(wildcard tests/device/check_*.cpp))))
 # Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and
 # check_shim_mps have hooks of their own for it; the suites of tests/device have the test device.
 ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
-OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps %/check_card_other $(if $(CARD),,$(addprefix %/,$(CARD_CHECKS))))
+OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps %/check_card_other $(if $(CARD),,$(addprefix %/,$(DEVICE_CHECKS))))
 on_device = $(if $(DEVICE),$(filter-out $(OWN_DEVICE),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
@@ -385,13 +391,17 @@ few_checked = $(call chosen,$(on_device)) $(if $(filter-out $(TESTS_CORE),$(call
 checked = $(if $(SUITES),$(few_checked),all $(if $(DEVICE),$(on_device),tests) $(CARD_SO))
 no_suites = $(filter-out $(notdir $(TESTS)),$(SUITES))
 
+# A real card that is not there is told once, and not by each suite.
+real_card := $(filter-out cpu sim:% test:%,$(DEVICE))
 check: $(checked) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(if $(no_suites),echo 'check: SUITES: there is no $(no_suites)' >&2; exit 2)
+	@$(if $(real_card),$(BUILD)/examples/doctor --device $(real_card))
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(also_on_cards) $(STATIC))
 
 # On a real card, or packed for a machine that has one.
 CARD_SUITES := $(addprefix $(BUILD)/tests/,$(shell SUITES='$(SUITES)' sh setup/card.sh --list))
 check-card: all $(CARD_SUITES) ## the most telling suites on a real card, in one table (DEVICE=cuda, SUITES, SECONDS_MOST=450, JOBS=4)
+	@$(BUILD)/examples/doctor --device $(or $(DEVICE),cuda)
 	@DEVICE='$(DEVICE)' SUITES='$(SUITES)' sh setup/card.sh
 
 card-bundle: all $(CARD_SUITES) ## the same as build/card.tar.gz, for a machine without a compiler
@@ -735,7 +745,7 @@ $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A)
 endef
 # They start themselves again with the test device.
 PLAYED := cuda xpu mps custom
-$(addprefix $(BUILD)/tests/,$(CARD_CHECKS) bench/card): | $(if $(filter Darwin,$(OS)),,$(foreach card,$(PLAYED),$(call card_so,$(card))))
+$(addprefix $(BUILD)/tests/,$(DEVICE_CHECKS) bench/card): | $(if $(filter Darwin,$(OS)),,$(foreach card,$(PLAYED),$(call card_so,$(card))))
 
 $(eval $(call card_rules,cuda,CUDA))
 $(eval $(call card_rules,xpu,XPU,-DCARD_IS_XPU))

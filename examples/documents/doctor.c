@@ -226,13 +226,19 @@ static void print_memory(const char *name, const start *s) {
             in_words(memory.budget_bytes).text);
 }
 
-static void print_device(const device *d, const start *s) {
-    if (mt_device_check(d->name) == MT_OK) {
-        row(d->name, "usable");
-        print_memory(d->name, s);
-    } else {
-        row(d->name, "not usable: %s", last_reason());
+/* Whether it is usable. */
+static int print_use(const char *name, const start *s) {
+    if (mt_device_check(name) != MT_OK) {
+        row(name, "not usable: %s", last_reason());
+        return 0;
     }
+    row(name, "usable");
+    print_memory(name, s);
+    return 1;
+}
+
+static void print_device(const device *d, const start *s) {
+    print_use(d->name, s);
     row("  run so far", "%s%s%s", d->run_on, d->with ? "; " : "", d->with ? d->with : "");
 }
 
@@ -533,7 +539,8 @@ static int print_configurations(const char *argv0) {
 
 typedef struct flags {
     int configurations, help, version;
-    size_t budget; /* bytes; 0: not asked about */
+    const char *device; /* NULL: not asked about alone */
+    size_t budget;      /* bytes; 0: not asked about */
 } flags;
 
 static int read_size(const char *text, void *target) {
@@ -545,6 +552,8 @@ static const ex_option rows[] = {
     EX_FLAG("configurations", EX_SWITCH, flags, configurations, NULL,
             "and what the scripts that the examples follow would need, and whether it fits",
             .most = 1),
+    EX_FLAG("device", EX_TEXT, flags, device, "NAME",
+            "that device alone; the exit status is 1 if it is not usable"),
     EX_FLAG("budget", EX_PARSED, flags, budget, "SIZE",
             "and what the process of a run holds whose tensors take so much", .read = read_size,
             .accepts = "a size with its unit, like 600MiB", .by_default = ""),
@@ -567,16 +576,24 @@ static void diagnose(size_t budget, const char *argv0) {
     mt_set_log(NULL, NULL);
 }
 
+static int diagnose_device(const char *name) {
+    start s;
+    open_start(&s);
+    int is_usable = print_use(name, &s);
+    mt_set_log(NULL, NULL);
+    return is_usable;
+}
+
 static void print_help(const ex_table *tables) {
     printf(NAME ": tells what is here, and what it means for training inside a memory budget\n\n"
-                "Usage: " NAME " [--configurations] [--budget SIZE]\n");
+                "Usage: " NAME " [--configurations] [--device NAME] [--budget SIZE]\n");
     ex_options_help(tables, stdout);
-    printf("\nExit status: 0 done, 1 standard output could not be written or plan failed, 2 wrong "
-           "flag.\n");
+    printf("\nExit status: 0 done, 1 standard output could not be written, plan failed or the "
+           "device is not usable, 2 wrong flag.\n");
 }
 
 int main(int argc, char **argv) {
-    flags given = {0, 0, 0, 0};
+    flags given = {0, 0, 0, NULL, 0};
     int is_told = 1;
     ex_error error;
     const ex_table tables[] = {{rows, EX_ROWS(rows), &given}, {NULL, 0, NULL}};
@@ -588,9 +605,11 @@ int main(int argc, char **argv) {
         print_help(tables);
     else if (given.version)
         printf(NAME ": libmemtrain %s, libtorch %s\n", mt_version_string(), mt_torch_version());
+    else if (given.device)
+        is_told = diagnose_device(given.device);
     else
         diagnose(given.budget, argv[0]);
     if (given.configurations && !given.help && !given.version)
-        is_told = print_configurations(argv[0]);
+        is_told &= print_configurations(argv[0]);
     return ex_output_end(NAME) && is_told ? 0 : 1;
 }

@@ -81,6 +81,16 @@ TEST("flags", a_budget_that_is_none_exits_2) {
     }
 }
 
+TEST("flags", one_device_is_told_alone) {
+    EXPECT(0, "--device", "cpu");
+    ck_says(cli_out, "cpu", "usable");
+    ck_assert_ptr_null(strstr(cli_out, "Library"));
+    EXPECT(1, "--device", "cuda:999");
+    ck_says(cli_out, "cuda:999", "not usable: ");
+    EXPECT(1, "--device", "gpu");
+    ck_says(cli_out, "not usable: ", "here: cpu");
+}
+
 TEST("flags", a_full_standard_output_is_told) {
     if (!cli_has_full_disk("a_full_standard_output_is_told")) return;
     cli_stdout = "/dev/full";
