@@ -117,7 +117,9 @@ typedef struct mt_weights_options {
  * Reads parameters and buffers by name, from a file of mt_model_save_weights, mt_torch_save (strict
  * 0) or Python. A path that ends with ".json" is that of an index of several files ("weight_map"), which lie beside it.
  *
- * Everything is compared and read once before anything changes. Dtypes and shapes must be equal.
+ * Everything is compared and read once before anything changes. Shapes must be equal, and dtypes
+ * too, but float16 and bfloat16 of the file are widened to float32 and float64 of the model, and
+ * float32 to float64, which rounds nothing. A norm's num_batches_tracked may be missing, and stays.
  * For tied weights one name is enough; the first that the file has counts. Not during a step. The
  * optimiser state of an mt_torch stays as it is.
  *

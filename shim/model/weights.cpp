@@ -71,6 +71,13 @@ const Entry *find_named(const std::vector<Entry> &list, const std::string &name,
     return *other ? find(list, other) : nullptr;
 }
 
+/* The count of batches of a norm, which torch does not ask of files without a version either. */
+bool may_be_missing(const std::string &name) {
+    static const std::string count = ".num_batches_tracked";
+    return name.size() > count.size() &&
+           name.compare(name.size() - count.size(), count.size(), count) == 0;
+}
+
 /* A tensor of the model, and where its bytes are. */
 struct Found {
     Match match;
@@ -102,15 +109,17 @@ std::vector<Found> match(const std::vector<Named> &model, const Files &files, co
                  "%s: '%.120s' has '%.100s', which is mapped (mt_model_map_weights) and cannot be "
                  "written to; accepted: options->skip, or a model that is made anew",
                  name_of, path, named.name.c_str());
-        if (entry && !entry->file->fits(entry->index, named.tensor))
+        if (entry && !entry->file->fits(entry->index, named.tensor) &&
+            !entry->file->widens(entry->index, named.tensor))
             differences.add_different(named.name, entry->file->description(entry->index),
                                       description_of(named.tensor));
         else if (entry && !is_there(matches, named.tensor))
             matches.push_back({{named.tensor, entry->index}, entry->file});
     }
     for (const Named &named : model)
-        if (options.strict && !is_skipped(named.name) && !mapped_view(named.tensor) &&
-            !find_named(entries, named.name, options) && !is_there(matches, named.tensor))
+        if (options.strict && !is_skipped(named.name) && !may_be_missing(named.name) &&
+            !mapped_view(named.tensor) && !find_named(entries, named.name, options) &&
+            !is_there(matches, named.tensor))
             differences.add_missing(named.name);
     for (const Entry &entry : entries)
         if (options.strict && !used.count(&entry) && !is_skipped(entry.name))

@@ -154,14 +154,22 @@ bool TensorFile::fits(size_t index, const at::Tensor &tensor) const {
            sizes_of(entry) == tensor.sizes();
 }
 
+bool TensorFile::widens(size_t index, const at::Tensor &tensor) const {
+    const mt_safetensors_tensor &entry = entries_[index];
+    c10::ScalarType there = ours_of(entry.dtype), here = tensor.scalar_type();
+    bool is_half = there == c10::kHalf || there == c10::kBFloat16;
+    return tensor.layout() == c10::kStrided && sizes_of(entry) == tensor.sizes() &&
+           ((is_half && here == c10::kFloat) ||
+            ((is_half || there == c10::kFloat) && here == c10::kDouble));
+}
+
 void TensorFile::check_shared(const char *function, const char *path, const Match &match) const {
     c10::NoGradGuard no_grad;
     Staging staging;
     const at::Tensor &model = match.tensor;
     if (!model.numel() || !may_overlap(model)) return;
-    at::Tensor there = host_tensor(model.scalar_type(), model.sizes());
     at::Tensor here = host_tensor(model.scalar_type(), model.sizes(), model.strides());
-    read_bytes(match.index, there, staging);
+    at::Tensor there = read_dense(match.index, model, staging);
     without_repeats(here).copy_(firsts_of(there, model));
     if (!here.equal(there))
         fail(MT_EINVAL,
@@ -170,12 +178,19 @@ void TensorFile::check_shared(const char *function, const char *path, const Matc
              function, path, entries_[match.index].name);
 }
 
+/* On the host, in the tensor's type. */
+at::Tensor TensorFile::read_dense(size_t index, const at::Tensor &like, Staging &staging) const {
+    at::Tensor there = host_tensor(ours_of(entries_[index].dtype), like.sizes());
+    read_bytes(index, there, staging);
+    return there.to(like.scalar_type());
+}
+
 void TensorFile::read(size_t index, const at::Tensor &tensor, Staging &staging) const {
     c10::NoGradGuard no_grad;
-    if (without_repeats(tensor).is_same(tensor)) return read_bytes(index, tensor, staging);
-    at::Tensor there = host_tensor(tensor.scalar_type(), tensor.sizes());
-    read_bytes(index, there, staging);
-    without_repeats(tensor).copy_(firsts_of(there, tensor));
+    bool is_same_type = ours_of(entries_[index].dtype) == tensor.scalar_type();
+    if (is_same_type && without_repeats(tensor).is_same(tensor))
+        return read_bytes(index, tensor, staging);
+    without_repeats(tensor).copy_(firsts_of(read_dense(index, tensor, staging), tensor));
 }
 
 void TensorFile::read_bytes(size_t index, const at::Tensor &tensor, Staging &staging) const {

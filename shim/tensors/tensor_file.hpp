@@ -55,7 +55,10 @@ public:
      */
     void check_shared(const char *function, const char *path, const Match &match) const;
 
-    /* Copies the bytes into the tensor's memory, which they fit. */
+    /* Whether it has the shape, and a smaller type of floats, whose numbers the tensor's type has too. */
+    bool widens(size_t index, const at::Tensor &tensor) const;
+
+    /* Copies the numbers into the tensor's memory, which they fit, or widens them. */
     void read(size_t index, const at::Tensor &tensor, Staging &staging) const;
 
     /*
@@ -66,6 +69,7 @@ public:
 
 private:
     void read_bytes(size_t index, const at::Tensor &tensor, Staging &staging) const;
+    at::Tensor read_dense(size_t index, const at::Tensor &like, Staging &staging) const;
 
     mt_safetensors *file_ = nullptr;
     std::vector<mt_safetensors_tensor> entries_; /* by name */

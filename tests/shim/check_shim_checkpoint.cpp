@@ -627,9 +627,22 @@ std::string weights_of(const Net &net) {
 /* Writes tensors under names, in the place of Python. */
 void write_tensors(const std::vector<std::pair<std::string, at::Tensor>> &list) {
     std::vector<mt_safetensors_tensor> tensors;
+    auto type_of = [](const at::Tensor &tensor) {
+        switch (tensor.scalar_type()) {
+        case at::kHalf:
+            return MT_ST_F16;
+        case at::kBFloat16:
+            return MT_ST_BF16;
+        case at::kDouble:
+            return MT_ST_F64;
+        case at::kLong:
+            return MT_ST_I64;
+        default:
+            return MT_ST_F32;
+        }
+    };
     for (const auto &item : list)
-        tensors.push_back({item.first.c_str(),
-                           item.second.scalar_type() == at::kHalf ? MT_ST_F16 : MT_ST_F32,
+        tensors.push_back({item.first.c_str(), type_of(item.second),
                            static_cast<size_t>(item.second.dim()), item.second.sizes().data(),
                            item.second.nbytes(), item.second.const_data_ptr()});
     ck_ok(mt_safetensors_save(path.c_str(), tensors.data(), tensors.size(), nullptr));
@@ -731,7 +744,7 @@ TEST("weights", prefix_and_skip) {
     ck_assert(!at::equal(trainer.net->conv1->bias.detach().cpu(), fives)); /* without the prefix */
     options.strict = 1;
     ck_refused(mt_model_load_weights(trainer.model, path.c_str(), &options), MT_EINVAL,
-               "missing there: unused, conv1.weight, conv1.bias and 7 more");
+               "missing there: unused, conv1.weight, conv1.bias and 6 more");
     ck_contains(mt_last_error(), "not in the model: conv1.bias, head.bias");
 
     write_tensors({{"linear.weight", other}, {"norm.bias", at::ones({8})}});
@@ -747,13 +760,46 @@ TEST("weights", prefix_and_skip) {
                "has no tensor under a name of the model's");
 }
 
+TEST_LOOP("weights", smaller_floats_are_widened, 2) {
+    Trainer trainer(options_number(0));
+    mt_weights_options options = lenient();
+    at::Tensor thirds = at::full({8}, 1.0f / 3, _i ? at::kBFloat16 : at::kHalf);
+    at::Tensor weight = at::randn({5, 72}).to(thirds.scalar_type());
+    write_tensors({{"norm.bias", thirds}, {"linear.weight", weight}});
+    ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
+    ck_assert(at::equal(trainer.net->norm->bias.detach().cpu(), thirds.to(at::kFloat)));
+    ck_assert(at::equal(trainer.net->linear->weight.detach().cpu(), weight.to(at::kFloat)));
+}
+
+/* As in torch, of a file without a version. */
+TEST("weights", a_count_of_batches_may_be_missing) {
+    Trainer trainer(options_number(0)), other(options_number(0));
+    std::vector<std::pair<std::string, at::Tensor>> rest;
+    for (const auto &item : trainer.net->named_parameters())
+        rest.emplace_back(item.key(), item.value().detach());
+    for (const auto &item : trainer.net->named_buffers())
+        if (item.key() != "norm.num_batches_tracked") rest.emplace_back(item.key(), item.value());
+    write_tensors(rest);
+    other.net->norm->num_batches_tracked.fill_(7);
+    ck_ok(mt_model_load_weights(other.model, path.c_str(), nullptr));
+    ck_assert_int_eq(other.net->norm->num_batches_tracked.item<int64_t>(), 7);
+    ck_assert(at::equal(other.net->conv1->weight, trainer.net->conv1->weight));
+    rest.pop_back();
+    write_tensors(rest);
+    ck_refused(mt_model_load_weights(other.model, path.c_str(), nullptr), MT_EINVAL,
+               "missing there: ");
+}
+
 TEST("weights", another_dtype) {
     Trainer trainer(options_number(0));
     mt_weights_options options = lenient();
     std::string before = trainer.hash();
-    write_tensors({{"norm.bias", at::ones({8}, at::kHalf)}, {"linear.bias", at::ones({5})}});
+    write_tensors({{"norm.bias", at::ones({8}, at::kDouble)}, {"linear.bias", at::ones({5})}});
     ck_refused(mt_model_load_weights(trainer.model, path.c_str(), &options), MT_EINVAL,
-               "different: norm.bias (F16 [8] there, F32 [8] here)");
+               "different: norm.bias (F64 [8] there, F32 [8] here)");
+    write_tensors({{"norm.num_batches_tracked", at::ones({}, at::kHalf)}});
+    ck_refused(mt_model_load_weights(trainer.model, path.c_str(), &options), MT_EINVAL,
+               "different: norm.num_batches_tracked (F16 [] there, I64 [] here)");
     ck_assert(trainer.hash() == before);
     ck_status(mt_model_load_weights(trainer.model, temporary.c_str(), nullptr), MT_EIO);
     ck_status(mt_model_load_weights(trainer.model, nullptr, nullptr), MT_EINVAL);
