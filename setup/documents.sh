@@ -6,11 +6,13 @@
 # Each row is a run of its own with a time limit. What is printed comes from its trace. The first steps may have the highest
 # peak: the last step has that of the chunks which the run has come to. The resident bytes are the most that
 # the kernel has seen of the process (Linux). A row that does not fit, fails or is out of time says so, and the next one runs.
+# WEIGHTS is the folder for files of random weights (BUILD/weights), which are made for rows that name one, and stay.
 set -eu
 build=$1
 shift
 here=$(cd "$(dirname "$0")" && pwd)
 list=${DOCUMENTS:-$here/documents.txt}
+weights=${WEIGHTS:-$build/weights}
 notes=$(mktemp -d)
 trap 'rm -rf "$notes"' EXIT
 trap 'exit 130' INT
@@ -113,6 +115,21 @@ run() {
     fi
 }
 
+# write_weights COMMAND...: the file of random weights that a command names, unless it is there.
+write_weights() {
+    model='' file=''
+    while [ $# -gt 1 ]; do
+        case $1 in
+        --text-model) model=$2 ;;
+        --text-weights) file=$2 ;;
+        esac
+        shift
+    done
+    if [ -z "$file" ] || [ -e "$file" ]; then return 0; fi
+    mkdir -p "$(dirname "$file")"
+    "$build/examples/prsmed" --text-model "$model" --write-text-weights "$file" >"$notes/out" 2>&1 </dev/null
+}
+
 failed=0 rows=0
 while IFS='|' read -r name limit theirs command; do
     name=$(trim "$name")
@@ -122,8 +139,14 @@ while IFS='|' read -r name limit theirs command; do
     command=$(trim "$command")
     echo "$name"
     echo "    theirs: $(trim "$theirs")"
+    words=$(printf '%s' "$command" | sed "s|WEIGHTS/|$weights/|")
     # shellcheck disable=SC2086 # the flags of a row are words
-    run "$name" "$(trim "$limit")" $command
+    if write_weights $words; then
+        run "$name" "$(trim "$limit")" $words
+    else
+        echo "    ours: its weights could not be written: $(tail -n 1 "$notes/out")"
+        failed=1
+    fi
     echo "    command: $command"
 done <"$list"
 if [ $rows -eq 0 ]; then
