@@ -36,8 +36,8 @@
 
 /*
  * Plans before a size that failed is tried again, or a rung is left; steps for which a shortage's limit holds. More each time
- * that it is in vain, and so many times as many where nothing is known. A size that is not much slower runs again after so
- * many times as many batches as had been when it ran last. bench/hog, bench/sizes, tests/core/check_ladder_leave
+ * that it is in vain, and so many times as many where nothing is known. A size that is not much slower runs again after the
+ * square of it times as many batches as had been when it ran last. bench/hog, bench/sizes, tests/core/check_ladder_leave
  */
 #define PATIENCE 4
 /* Of one step with the same rungs. */
