@@ -13,7 +13,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHIM = ["device_memory", "watch", "cpu_memory", "arena", "arena_plan", "arena_serve", "canary", "arena_mapping", "follow",
-        "injection", "sim_memory", "device_name", "guard", "arguments"]
+        "injection", "sim_memory", "pinned", "device_name", "guard", "arguments"]
 EXACT = ["-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-O2", "-g1", "-Wall", "-Wextra"]
 
 

@@ -33,13 +33,18 @@ from torch.nn import functional as F  # noqa: E402
 
 if card and KIND in ("cuda", "xpu"):
     getattr(torch, KIND)._initialized = True
-if KIND == "custom":  # a card that is none of libtorch's own
-    torch._register_device_module(KIND, types.ModuleType(KIND))
 if REAL and KIND == "cuda":  # the same bits again, and whole floats as on the CPU
     torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
 
 import memtrain  # noqa: E402
 from memtrain import _native  # noqa: E402
+
+if KIND == "custom":
+    # What the package of a card of a third party brings along: torch asks for it by the card's name.
+    first = _native.rng_state("custom:0")
+    torch._register_device_module(KIND, types.SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
+        _is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: _native.set_rng_state("custom:0", first)))
 
 DEVICE = torch.device(KIND, 0) if KIND != "cpu" else torch.device("cpu")
 told = {}

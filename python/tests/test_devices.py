@@ -66,7 +66,8 @@ class Devices(unittest.TestCase):
 
     def check_budget(self, kind, card):
         self.assertEqual(card["budget"], 160 << 20)
-        self.assertLessEqual(card["held"], card["budget"])
+        if kind != "custom":  # whose allocator takes no limit
+            self.assertLessEqual(card["held"], card["budget"])
         self.assertEqual(sum(card["chunks"]), 256)
         self.assertGreater(len(card["chunks"]), 1)
         self.assertEqual(card["run"]["steps"], 4)
