@@ -184,12 +184,14 @@ TEST_LOOP("recorded", ranges_follow_the_kernels, LENGTH(ranges)) {
     }
 }
 
-/* A third size after 2 and 4 of 100,000 bytes a sample: as many more or less are of other kernels. */
+#define BEARS_OUT (8 * 100000 / HUNDREDTH)
+
+/* A third size after 2 and 4 of 100,000 bytes a sample: more than a hundredth more or less is of other kernels. */
 TEST_LOOP("recorded", borne_out_within_a_hundredth, 5) {
     static const struct {
         int off;
         size_t ranges;
-    } rows[] = {{0, 1}, {8000, 1}, {8001, 2}, {-8000, 1}, {-8001, 2}};
+    } rows[] = {{0, 1}, {BEARS_OUT, 1}, {BEARS_OUT + 1, 2}, {-BEARS_OUT, 1}, {-BEARS_OUT - 1, 2}};
 
     for (size_t m = 2; m <= 8; m *= 2)
         run_bytes(m, (size_t)(100000 * (int64_t)m + (m == 8 ? rows[_i].off : 0)));
@@ -225,18 +227,19 @@ TEST("recorded", largest_agrees_with_predict) {
     }
 }
 
-/* What two recordings tell of sizes among them rules sizes out; of one alone a 16th of its bytes is thought to grow. */
+/* What two recordings tell of sizes among them rules sizes out; of one alone a small part of its bytes is thought to grow. */
 TEST("recorded", recordings_rule_out) {
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1)); /* nothing is known */
-    run_bytes(4, 1600);
-    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 4, 1599));
-    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 4, 1600));
-    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1));   /* below what was recorded */
-    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 8, 1699)); /* 1500 and 25 a sample */
-    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 8, 1700));
-    run_bytes(8, 2000);
-    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 12, 2399));
-    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 12, 2400));
+    run_bytes(4, 100 * NEARLY);
+    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 4, 100 * NEARLY - 1));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 4, 100 * NEARLY));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1)); /* below what was recorded */
+    /* 100 of these bytes are of the 4 samples, and 200 of 8. */
+    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 8, 100 * NEARLY + 99));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 8, 100 * NEARLY + 100));
+    run_bytes(8, 125 * NEARLY);
+    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 12, 150 * NEARLY - 1));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 12, 150 * NEARLY));
     begin_told(0); /* an event without a partner: the bytes are a bound */
     run_bytes(4, 1600);
     mt_recording *r;
@@ -340,14 +343,19 @@ TEST("measured", residual) {
 
 /* ---- what did not fit --------------------------------------------------------------------------- */
 
+#define DOUBLED                                                                                    \
+    { PATIENCE, 2 * PATIENCE, 4 * PATIENCE, 8 * PATIENCE }
+#define ONE_MORE                                                                                   \
+    { PATIENCE, PATIENCE + 1, PATIENCE + 2, PATIENCE + 3 }
+
 /* A failure is remembered for so many plans; in vain for twice as many, or one more where it has run. */
 static const struct {
     size_t ran; /* a chunk that went through before, in 1000 bytes; 0: none */
     size_t need;
     unsigned patience[4]; /* of the first failure, and of each after it when its time is over */
 } patiences[] = {
-    {0, 0, {4, 8, 16, 32}},    {0, 900, {4, 8, 16, 32}}, {16, 0, {4, 5, 6, 7}},
-    {16, 900, {4, 8, 16, 32}}, {8, 0, {4, 8, 16, 32}}, /* a smaller one */
+    {0, 0, DOUBLED},    {0, 900, DOUBLED}, {16, 0, ONE_MORE},
+    {16, 900, DOUBLED}, {8, 0, DOUBLED}, /* a smaller one */
 };
 
 static unsigned plans_until_tried(size_t samples, size_t room) {
@@ -394,12 +402,13 @@ TEST("failed", smaller_chunks_fail) {
 
 /* As large as what failed goes through: in no more room, or when it is tried again. */
 static const struct {
-    unsigned plans; /* after the failure of 16 in 1000 bytes, patience 4 */
+    unsigned plans; /* after the failure of 16 in 1000 bytes */
     size_t samples, room;
     int forgiven;
 } forgiven[] = {
-    {0, 16, 1000, 1}, {0, 20, 1000, 1}, {0, 15, 1000, 0}, {0, 16, 1001, 0}, {3, 16, 900, 1},
-    {3, 16, 1001, 0}, {4, 16, 1000, 1}, {4, 16, 9000, 1}, {4, 15, 1000, 0},
+    {0, 16, 1000, 1},        {0, 20, 1000, 1},           {0, 15, 1000, 0},
+    {0, 16, 1001, 0},        {PATIENCE - 1, 16, 900, 1}, {PATIENCE - 1, 16, 1001, 0},
+    {PATIENCE, 16, 1000, 1}, {PATIENCE, 16, 9000, 1},    {PATIENCE, 15, 1000, 0},
 };
 
 TEST_LOOP("failed", failures_are_forgiven, LENGTH(forgiven)) {
@@ -474,13 +483,19 @@ TEST("failed", partial_of_one_way) {
     mt_recording_free(r);
 }
 
-/* One size that is small and of which it is not known what grows: twice as many are tried, whatever it needs. */
+/*
+ * One size that is less than twice the first chunk and of which it is not known what grows: twice as many are tried,
+ * whatever it needs.
+ */
 TEST_LOOP("failed", small_and_alone, 4) {
     static const struct {
         size_t samples;
         int handed;
         size_t largest; /* of those that are tried in one byte */
-    } rows[] = {{2, 0, 4}, {3, 0, 6}, {4, 0, 0}, {2, 1, 0}};
+    } rows[] = {{FIRST_CHUNK, 0, 2 * FIRST_CHUNK},
+                {2 * FIRST_CHUNK - 1, 0, 4 * FIRST_CHUNK - 2},
+                {2 * FIRST_CHUNK, 0, 0},
+                {FIRST_CHUNK, 1, 0}};
 
     learn(MT__IN_PLACE, rows[_i].samples, 0, 0,
           record(rows[_i].samples, MT__IN_PLACE, rows[_i].handed));

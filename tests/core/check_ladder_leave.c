@@ -112,7 +112,7 @@ TEST("down", numbers_before_speed) {
     dev.seconds = each_sample;
     dev.slower[MT_RUNG_AMP] = 0.5;
     train(8, 32);
-    train_in(dev.resident + rung_peak(BIT(AMP), 2), "a", 1, 32);
+    train_in(dev.resident + rung_peak(BIT(AMP), FEW), "a", 1, 32);
     ck_assert_int_eq(batches_until_other(need(40), 100), PATIENCE + 1);
 }
 
@@ -128,16 +128,18 @@ TEST("down", stays_where_nothing_is_known) {
 
 /* What is remembered to have failed without a rung is not tried, however long that is. */
 TEST("down", stays_where_it_has_failed) {
-    int tries = 0;
+    int wait = PATIENCE, next = 0;
 
     dev = device_new(for_one_rung(), (mt_policy_options){0},
                      (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
     dev.records = 0;
     for (int batch = 0; batch < 5000; batch++) {
         train(1, 1);
-        tries += dev.ooms > 0;
+        ck_assert_int_eq(dev.ooms > 0, batch == next);
+        if (batch < next) continue;
+        next += wait + 1; /* ever more seldom */
+        wait *= 2;
     }
-    ck_assert_int_eq(tries, 11); /* ever more seldom */
 }
 
 /* Evaluation neither counts for the patience nor leaves a rung. */
@@ -158,7 +160,7 @@ TEST("back", small_batches_in_between) {
     dev = whole_batches(64, MT_RATE_KEEP);
     for (int batch = 0; batch < 20 * PATIENCE; batch++) {
         train_on("s", 1, batch % 10 == 0 ? 100 : 20);
-        ck_assert_uint_eq(dev.plan.samples, batch % 10 == 0 ? 64 : 20);
+        ck_assert_uint_eq(dev.plan.samples, batch % 10 == 0 ? cut_to(64, 100) : 20);
         ck_assert(dev.ooms == 0 || batch == 0);
     }
 }
@@ -171,26 +173,31 @@ TEST_LOOP("back", smaller_in_vain, 2) {
     ck_status(device_batch(&dev, MT_TRAIN, _i == 0 ? 100 : 40), MT_EDEVMEM);
     dev.budget = need(200);
     ck_ok(device_plan(&dev, MT_TRAIN, 100));
-    ck_assert_uint_eq(dev.plan.samples, 64);
+    ck_assert_uint_eq(dev.plan.samples, cut_to(64, 100));
 }
 
 /* More room: one cut less after each wait, as much as fits, and at last the whole batch. */
 TEST("back", grows_back) {
-    static const size_t rooms[] = {49, 52, 64, 100};
-    static const size_t grown[] = {40, 50, 63, 100};
+    const size_t first = cut_to(40, 100), second = one_cut_less(first),
+                 third = one_cut_less(second);
+    const size_t rooms[] = {second - 1, second + 2, third + 1, 100};
+    const size_t grown[] = {first, second, third, 100};
 
     dev = whole_batches(40, MT_RATE_LINEAR);
     train(1, 100);
-    ck_assert_uint_eq(dev.plan.samples, 40);
+    ck_assert_uint_eq(dev.plan.samples, first);
     for (int r = 0; r < LENGTH(rooms); r++) {
         size_t last = dev.plan.samples;
 
+        /* In the first room none is tried that is not known to fit. */
+        int batches = r ? 3 * (PATIENCE + 1) : PATIENCE * PATIENCE - 1;
+
         dev.budget = need(rooms[r]);
-        for (int batch = 0; batch < 3 * (PATIENCE + 1); batch++) {
+        for (int batch = 0; batch < batches; batch++) {
             train(1, 100);
             ck_assert_uint_ge(dev.plan.samples, last);
-            ck_assert(dev.plan.samples <= last + last / 4 + 2 || dev.plan.samples == 100);
-            if (r == 1) ck_assert_uint_eq(dev.plan.samples, 50); /* no growth was in vain before */
+            ck_assert(dev.plan.samples <= one_cut_less(last) || dev.plan.samples == 100);
+            if (r == 1) ck_assert_uint_eq(dev.plan.samples, second); /* none was in vain before */
             last = dev.plan.samples;
         }
         ck_assert_uint_eq(dev.plan.samples, grown[r]);
@@ -201,6 +208,9 @@ TEST("back", grows_back) {
 
 /* A larger batch than the one that was made smaller gets as many samples as fit, one cut less at a time. */
 TEST("back", larger_batches_in_between) {
+    size_t most = cut_to(64, 100);
+
+    while (one_cut_less(most) <= 130) most = one_cut_less(most);
     dev = whole_batches(64, MT_RATE_KEEP);
     train(1, 100);
     dev.budget = need(130);
@@ -208,7 +218,7 @@ TEST("back", larger_batches_in_between) {
         train_on("s", 1, 200);
         ck_assert_uint_eq(dev.ooms, 0);
     }
-    ck_assert_uint_eq(dev.plan.samples, 125);
+    ck_assert_uint_eq(dev.plan.samples, most);
 }
 
 static double ever_slower(size_t samples) {
@@ -217,28 +227,32 @@ static double ever_slower(size_t samples) {
 
 /* A batch has its samples back, one cut less, where there is room, though fewer are faster. */
 TEST("back", samples_before_speed) {
+    const size_t less = cut_once(100), least = cut_once(less);
+
     dev = whole_batches(100, MT_RATE_KEEP);
     dev.seconds = ever_slower;
     train(3, 100);
-    dev.budget = need(64);
+    dev.budget = need(least);
     train(3, 100);
-    ck_assert_uint_eq(dev.plan.samples, 64);
-    dev.budget = need(80);
+    ck_assert_uint_eq(dev.plan.samples, least);
+    dev.budget = need(less);
     train(PATIENCE, 100);
-    ck_assert_uint_eq(dev.plan.samples, 80);
+    ck_assert_uint_eq(dev.plan.samples, one_cut_less(least));
 }
 
 /* A growth that was in vain is not tried as soon again. */
 TEST("back", growth_has_patience) {
+    const size_t few = cut_to(40, 100);
     int wait = 0, last = 0;
 
     dev = whole_batches(40, MT_RATE_KEEP);
     for (int round = 0; round < 5; round++) {
         dev.budget = need(40);
         train(1, 100);
-        ck_assert_uint_eq(dev.plan.samples, 40);
-        dev.budget = need(52); /* with one recording, sizes count as proportional */
-        for (wait = 0; dev.plan.samples == 40 && wait < 1000; wait++) train(1, 100);
+        ck_assert_uint_eq(dev.plan.samples, few);
+        /* With one recording, sizes count as proportional. */
+        dev.budget = need(one_cut_less(few) + 2);
+        for (wait = 0; dev.plan.samples == few && wait < 1000; wait++) train(1, 100);
         ck_assert_int_gt(wait, last);
         last = wait;
     }
@@ -268,18 +282,19 @@ TEST("cpu", cpu_again) {
 
 /* What has never fitted on the accelerator may be remembered for longer than that: it is tried all the same. */
 TEST("cpu", cpu_after_failures) {
-    int tries = 0;
+    int wait = PATIENCE, next = 0;
 
     dev = device_new(NOTHING_FITS + 10, (mt_policy_options){.allow_rungs = BIT(CPU)},
                      (mt_backend_info){.rungs = BIT(CPU)});
     dev.cpu_budget = need(40);
     for (int batch = 0; batch < 2000; batch++) {
         train(1, 32);
-        if (!dev.ooms) continue;
-        ck_assert_uint_eq(dev.tried_too_large[0], 2); /* as at first, a chunk to be recorded */
-        tries++;
+        ck_assert_int_eq(dev.ooms > 0, batch == next);
+        if (batch < next) continue;
+        ck_assert_uint_eq(dev.tried_too_large[0], FIRST_CHUNK); /* as at first, to be recorded */
+        next += wait + 1;
+        wait *= 2;
     }
-    ck_assert_int_eq(tries, 9);
 }
 
 /* ---- shapes --------------------------------------------------------------------------------- */
@@ -291,12 +306,12 @@ TEST("shapes", shapes_are_apart) {
     train(1, 32);
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), 0);
-    ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
-    ck_assert_ptr_nonnull(mt_policy_recording(dev.policy, MT_TRAIN, 2));
+    ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, FIRST_CHUNK), 0);
+    ck_assert_ptr_nonnull(mt_policy_recording(dev.policy, MT_TRAIN, FIRST_CHUNK));
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), rung_peak(0, 8));
-    ck_assert_double_gt(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
-    ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 2));
+    ck_assert_double_gt(mt_policy_predict_seconds(dev.policy, MT_TRAIN, FIRST_CHUNK), 0);
+    ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, FIRST_CHUNK));
 }
 
 /* A rung that was taken for one shape is tried without for another, of which nothing is known without it. */

@@ -340,8 +340,9 @@ TEST("fit", failed_though_it_should_fit) {
 
 /* The same of a chunk of which nothing is known. */
 TEST("fit", failed_and_nothing_is_known) {
-    dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 4, .max_micro_batch = 7},
-                     (mt_backend_info){0});
+    mt_policy_options options = {.min_micro_batch = 4, .max_micro_batch = LEAST_NORMALISED - 1};
+
+    dev = device_new(need(24), options, (mt_backend_info){0});
     ck_ok(device_plan(&dev, MT_TRAIN, 8));
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_REPLAN);
     ck_refused(device_plan(&dev, MT_TRAIN, 5), MT_EDEVMEM, "a chunk of 5 did not fit beside");
@@ -364,9 +365,9 @@ TEST("fit", failed_and_the_batch_may_be_alone) {
 TEST("fit", ruled_out_but_for_the_batch_alone) {
     mt_backend_info info = {.holds_gradients = 1, .keeps_chunks = 1, .gradient_bytes = 100};
 
-    dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 2}, info);
+    dev = device_new(need(24), (mt_policy_options){.min_micro_batch = FIRST_CHUNK}, info);
     train(2, 32);
-    dev.budget = need(2) - 1;
+    dev.budget = need(FIRST_CHUNK) - 1;
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert(dev.plan.alone);
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_BUDGET);
@@ -468,7 +469,7 @@ TEST_LOOP("ladder", leaves_a_rung, LENGTH(on_a_rung)) {
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     train(1, 32);
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
-    dev.budget = 5000 + rung_peak(rung, 4);
+    dev.budget = 5000 + rung_peak(rung, FEW);
     train(1, 32);
     ck_assert_uint_eq(dev.rungs, rung);
     train(on_a_rung[_i].wait, 32);
@@ -489,7 +490,7 @@ TEST("ladder", leaves_without_times) {
     dev.seconds = steady;
     train(1, 32);
     dev.seconds = NULL;
-    dev.budget = 5000 + rung_peak(BIT(CHECKPOINTING), 4);
+    dev.budget = 5000 + rung_peak(BIT(CHECKPOINTING), FEW);
     train(PATIENCE + 1, 32);
     ck_assert_uint_eq(dev.rungs, BIT(CHECKPOINTING));
     dev.budget = need(40);
@@ -503,7 +504,7 @@ TEST("ladder", one_sample_is_not_shortened) {
 
     dev = device_new(need(4), options, (mt_backend_info){.needs_whole_batch = 1});
     train(1, 8);
-    ck_assert_uint_eq(dev.plan.samples, 4);
+    ck_assert_uint_eq(dev.plan.samples, cut_to(4, 8));
     train(1, 1);
     ck_assert_uint_eq(dev.plan.samples, 1);
     ck_assert_double_eq(dev.plan.rate, 1);
@@ -528,11 +529,11 @@ TEST("ladder", recording_on_the_cpu) {
 
     dev = device_new(need(40), (mt_policy_options){.allow_rungs = BIT(CPU)}, info);
     dev.cpu_budget = need(40);
-    train(1, 6);
+    train(1, 3 * FIRST_CHUNK);
     dev.budget = need(1) - 1;
-    train(1, 6);
+    train(1, 3 * FIRST_CHUNK);
     ck_assert_uint_eq(dev.rungs, BIT(CPU));
-    ck_assert_uint_eq(dev.discarded, 2);
+    ck_assert_uint_eq(dev.discarded, FIRST_CHUNK);
     ck_assert_uint_eq(dev.count, 1);
 }
 

@@ -3,6 +3,7 @@
  */
 #include "policy_tests.h"
 #include "suite.h"
+#include "tuned.h"
 
 /* The device has learnt, and is at a plan of two chunks of 32. */
 static void learn(mt_policy_options options) {
@@ -11,7 +12,7 @@ static void learn(mt_policy_options options) {
 }
 
 /*
- * Chunks of 32 do not fit any more: smaller ones are planned, for 4 steps, since what took the room may have
+ * Chunks of 32 do not fit any more: smaller ones are planned for some steps, since what took the room may have
  * passed by then.
  */
 TEST("oom", oom_by_the_budget) {
@@ -21,7 +22,7 @@ TEST("oom", oom_by_the_budget) {
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, failed, 1)), MT_ACTION_REPLAN);
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_OOM);
-    for (int step = 0; step < 4; step++) {
+    for (int step = 0; step < PATIENCE; step++) {
         ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), failed);
         train(1, 64);
     }
@@ -42,7 +43,7 @@ TEST_LOOP("oom", oom_again_and_again, 2) {
 
         if (action == MT_ACTION_REPLAN) ck_assert_uint_lt(m, last);
         last = m;
-        ck_assert_uint_le(++attempt, 17);
+        ck_assert_uint_le(++attempt, DEFAULT_RETRIES + 1);
         action = answer(&dev, oom_explained(&dev, m, attempt));
         if (action == MT_ACTION_REPLAN) status = device_plan(&dev, MT_TRAIN, 64);
     }
@@ -139,7 +140,7 @@ TEST("oom", oom_not_by_the_budget) {
 /* Whatever is answered to endless refusals, it ends; the next step is as if nothing had been. */
 TEST_LOOP("oom", oom_injected_for_ever, 4) {
     static const unsigned retries[] = {0, 1, 3, 30};
-    unsigned bound = retries[_i] > 0 ? retries[_i] : 16, attempt = 0;
+    unsigned bound = retries[_i] > 0 ? retries[_i] : DEFAULT_RETRIES, attempt = 0;
     mt_action action;
 
     learn((mt_policy_options){.deterministic = 1, .max_retries = retries[_i]});
@@ -180,7 +181,7 @@ TEST("oom", unexplained_again) {
     learn((mt_policy_options){.deterministic = 1});
     for (int round = 0; round < 3; round++) {
         cut_unexplained();
-        for (int step = 0; step < 3; step++) {
+        for (int step = 1; step < PATIENCE; step++) {
             train(1, 64);
             ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
         }
@@ -239,7 +240,7 @@ TEST_LOOP("oom", oom_fixed_plan, 4) {
             _i % 2 == 0 ? oom_explained(&dev, 32, ++attempt) : oom_injected(&dev, 32, ++attempt);
 
         oom.plan_is_fixed = _i / 2 == 0;
-        ck_assert_uint_le(attempt, 17);
+        ck_assert_uint_le(attempt, DEFAULT_RETRIES + 1);
         action = answer(&dev, oom);
         ck_assert_int_ne(action, MT_ACTION_REPLAN);
     } while (action != MT_ACTION_GIVE_UP);
@@ -276,7 +277,7 @@ TEST_LOOP("oom", oom_outside_a_chunk, 2) {
     oom.memory = device_memory(&dev);
     do {
         oom.attempt = ++attempt;
-        ck_assert_uint_le(attempt, 17);
+        ck_assert_uint_le(attempt, DEFAULT_RETRIES + 1);
     } while (answer(&dev, oom) != MT_ACTION_GIVE_UP);
     train(1, 64);
     check_balanced(&dev.plan, 64, 2);
@@ -354,7 +355,7 @@ TEST_LOOP("oom", oom_down_to_the_smallest, LENGTH(halves)) {
     for (unsigned attempt = 1; action != MT_ACTION_GIVE_UP; attempt++) {
         mt_oom oom = oom_explained(&dev, chunk, attempt);
 
-        ck_assert_uint_le(attempt, 17);
+        ck_assert_uint_le(attempt, DEFAULT_RETRIES + 1);
         oom.memory.budget_bytes = 0;
         action = answer_and_plan(oom, halves[_i].samples);
         chunk = mt_plan_chunk(&dev.plan, 0);
@@ -405,7 +406,7 @@ TEST_LOOP("oom", each_size_has_its_clear, 6) {
         if (before == MT_ACTION_CLEAR) ck_assert_int_ne(action, MT_ACTION_CLEAR);
     } while (action != MT_ACTION_GIVE_UP);
     ck_assert_uint_eq(chunk, 1);
-    ck_assert_uint_le(attempt, 2 * 16 + 1);
+    ck_assert_uint_le(attempt, 2 * DEFAULT_RETRIES + 1);
 }
 
 int main(void) {

@@ -4,6 +4,7 @@
 #include "counting_allocator.h"
 #include "policy_tests.h"
 #include "suite.h"
+#include "tuned.h"
 
 #include <stdio.h>
 
@@ -179,14 +180,14 @@ TEST_LOOP("endless", budget_endless, 3) {
 
 /* Known not to fit: said before anything is run. */
 TEST_LOOP("sizes", nothing_fits, 2) {
-    static const size_t least[] = {2, 8};
+    static const size_t least[] = {FIRST_CHUNK, 8}, batch = (size_t)16 * FIRST_CHUNK;
     mt_policy_options options = {.min_micro_batch = least[_i]};
     char bytes[3][32], text[300];
 
     dev = device_new(need(24), options, (mt_backend_info){0});
-    train(1, 32);
+    train(1, batch);
     dev.budget = need(least[_i]) - 1;
-    ck_status(device_plan(&dev, MT_TRAIN, 32), MT_EDEVMEM);
+    ck_status(device_plan(&dev, MT_TRAIN, batch), MT_EDEVMEM);
     snprintf(text, sizeof(text),
              "a chunk of %zu needs %s beside the %s in use, and the budget is %s; a budget of %zu "
              "bytes would do",
@@ -195,10 +196,10 @@ TEST_LOOP("sizes", nothing_fits, 2) {
              need(least[_i]));
     ck_contains(mt_last_error(), text);
     dev.budget++;
-    ck_ok(device_plan(&dev, MT_TRAIN, 32));
+    ck_ok(device_plan(&dev, MT_TRAIN, batch));
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), least[_i]);
     dev.budget = need(24);
-    train(1, 32);
+    train(1, batch);
 }
 
 /* A budget in which not even the first recording fits is found out by trying. */

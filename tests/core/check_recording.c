@@ -6,6 +6,7 @@
 #include "each_test.h"
 #include "fake_backend.h"
 #include "recording.h"
+#include "tuned.h"
 
 #include <memtrain/policy.h>
 #include <stdio.h>
@@ -719,12 +720,13 @@ static mt_recording *looping(size_t samples, size_t blocks) {
     return hand_over();
 }
 
-/* Where the larger recording has more than 256 allocations more, none is paired: it speaks alone. */
+/* Where the larger recording has more allocations more than may be skipped, none is paired: it speaks alone. */
 TEST_LOOP("align", model_of_loops, 2) {
     static const struct {
         size_t blocks; /* a sample; the recordings are of 2 and 4 samples */
         size_t margin, peak8;
-    } rows[] = {{128, 256 * 8, 64 + 256 * 8}, {129, 0, 64 + 129 * 8 * 8}};
+    } rows[] = {{MOST_SKIPPED / 2, MOST_SKIPPED * 8, 64 + MOST_SKIPPED * 8},
+                {MOST_SKIPPED / 2 + 1, 0, 64 + (MOST_SKIPPED / 2 + 1) * 8 * 8}};
     size_t four = 8 * 4 + rows[_i].blocks * 8 * 4;
 
     make_model(looping(2, rows[_i].blocks), looping(4, rows[_i].blocks));

@@ -18,7 +18,7 @@ const char *letters(unsigned rungs) {
 
 device learnt(unsigned rungs, size_t budget) {
     device dev = device_new(budget, (mt_policy_options){.allow_rungs = rungs},
-                            (mt_backend_info){.rungs = rungs, .min_micro_batch = 2});
+                            (mt_backend_info){.rungs = rungs, .min_micro_batch = FIRST_CHUNK});
 
     dev.cpu_budget = need(40);
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
@@ -27,14 +27,14 @@ device learnt(unsigned rungs, size_t budget) {
 }
 
 size_t for_one_rung(void) {
-    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING), 4);
+    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING), FEW);
 
     ck_assert_uint_lt(budget, need(1));
     return budget;
 }
 
 size_t for_two_rungs(void) {
-    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING) | BIT(OFFLOAD), 4);
+    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING) | BIT(OFFLOAD), FEW);
 
     ck_assert_uint_lt(budget, 5000 + rung_peak(BIT(CHECKPOINTING), 1));
     return budget;

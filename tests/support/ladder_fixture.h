@@ -16,7 +16,7 @@ const char *letters(unsigned rungs);
 /* A device that has learnt without rungs, and may use these. */
 device learnt(unsigned rungs, size_t budget);
 
-/* Not enough for one sample, nor two, without a rung, and enough for four with one; the same for two rungs. */
+/* Not enough for one sample, nor a first chunk, without a rung, and enough for a few with one; the same for two rungs. */
 size_t for_one_rung(void);
 size_t for_two_rungs(void);
 

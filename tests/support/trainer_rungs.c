@@ -18,7 +18,7 @@ fake_options with_rungs(unsigned rungs, size_t budget) {
     options.budget_bytes = budget;
     options.cpu_bytes = budget_with(0, 40);
     options.may_shorten = 1;
-    options.min_micro_batch = 2;
+    options.min_micro_batch = FIRST_CHUNK;
     return options;
 }
 
