@@ -1,36 +1,38 @@
 /*
  * check_policy_learn.c - what the first chunks teach.
  */
+#include "candidates.h"
 #include "policy_tests.h"
 #include "suite.h"
 
 TEST("learning", learning_open) {
     dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
     mt_memory memory = device_memory(&dev);
+    size_t known = largest_balanced(32, device_bound(&dev, FIRST_CHUNK));
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_int_eq(dev.plan.discard, 0);
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
-    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 2);
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), FIRST_CHUNK);
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_START);
     dev.seconds = fake_seconds;
-    ck_ok(device_chunk(&dev, MT_TRAIN, 2));
+    ck_ok(device_chunk(&dev, MT_TRAIN, FIRST_CHUNK));
     ck_ok(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &dev.plan));
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 2); /* and the smallest candidate to grow from */
-    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 1), 4);
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 1), smallest_candidate(known, 0));
 }
 
 /*
  * A deterministic run learns from chunks that it takes back, the last of them as large as its own: so the first batch is
- * cut as later ones are, and as that of a run that goes on. What 2 samples tell is a bound that may be far too high, so
- * 4 run too. A batch that fits whole has nothing above it to learn of.
+ * cut as later ones are, and as that of a run that goes on. What the first chunk tells is a bound that may be far too
+ * high, so twice as many run too. A batch that fits whole has nothing above it to learn of.
  */
 static const struct {
     size_t room, least, samples, learnt[4], chunks[4];
 } repeatable[] = {
-    {12, 0, 32, {2, 4, 11}, {11, 11, 10}},
-    {40, 0, 32, {2, 4}, {32}},
-    {12, 0, 3, {2}, {3}},      /* too few for a size between */
-    {12, 4, 11, {4, 6}, {11}}, /* chunks of at least 4 */
+    {12, 0, 32, {FIRST_CHUNK, 2 * FIRST_CHUNK, 11}, {11, 11, 10}},
+    {40, 0, 32, {FIRST_CHUNK, 2 * FIRST_CHUNK}, {32}},
+    {12, 0, FIRST_CHUNK + 1, {FIRST_CHUNK}, {FIRST_CHUNK + 1}}, /* too few for a size between */
+    {12, 4, 11, {4, 6}, {11}},                                  /* chunks of at least 4 */
 };
 
 TEST_LOOP("learning", learning_repeatable, LENGTH(repeatable)) {
@@ -99,33 +101,47 @@ TEST("learning", learning_discards) {
     dev = device_new(need(12), (mt_policy_options){0}, info);
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_int_eq(dev.plan.discard, 0); /* it is not known yet that larger ones come */
-    ck_assert_uint_eq(mt_plan_covered(&dev.plan), 2);
+    ck_assert_uint_eq(mt_plan_covered(&dev.plan), FIRST_CHUNK);
     train(1, 32);
-    ck_assert_uint_eq(dev.discarded, 2);
-    for (size_t i = 0; i < dev.count; i++) ck_assert_uint_gt(dev.chunks[i], 2);
+    ck_assert_uint_eq(dev.discarded, FIRST_CHUNK);
+    for (size_t i = 0; i < dev.count; i++) ck_assert_uint_gt(dev.chunks[i], FIRST_CHUNK);
     check_covers(&dev, 32);
     train(1, 32);
     ck_assert_uint_eq(dev.discarded, 0);
 }
 
+/* The least chunk that normalises well, the candidate from there on, and the largest of an eighth. */
+#define WELL LEAST_NORMALISED
+#define SMALL POWER_FROM(WELL)
+#define SHARE_OF_400 POWER_FROM(400 / SMALLEST_SHARE)
+
 /*
- * What is taken back: 2 samples, or the smallest legal chunk below 8; and less than 8 more where one recording is a bound
- * below that. A chunk of 8 or more counts.
+ * What is taken back: a first chunk, or the smallest legal one, that normalises badly; and as bad a one more where one
+ * recording is a bound below that. A chunk that normalises well counts.
  */
 static const struct {
     size_t room, samples, most, least, change;
     int deterministic, untimed;
-    size_t discarded, next; /* samples, and the first chunk that counts */
+    size_t discarded, next; /* samples, and the first chunk that counts; 0: as the bound has it */
 } discards[] = {
-    {100, 64, 0, 0, 0, 0, 0, 2, 8},    {100, 400, 0, 0, 0, 0, 0, 2, 8},
-    {1000, 400, 0, 0, 0, 0, 0, 2, 64}, {100, 16, 0, 0, 0, 0, 0, 2, 8},
-    {100, 17, 0, 0, 0, 0, 0, 2, 8},    {100, 15, 0, 0, 0, 0, 0, 2, 15},
-    {16, 64, 0, 0, 0, 0, 0, 9, 8},     {100, 64, 16, 0, 0, 0, 0, 2, 8},
-    {100, 64, 0, 4, 0, 0, 0, 4, 8},    {100, 64, 0, 5, 0, 0, 0, 5, 8},
-    {100, 64, 0, 8, 0, 0, 0, 0, 8},    {100, 64, 0, 0, 8, 0, 0, 2, 8},
-    {100, 64, 0, 0, 2, 0, 0, 2, 8},    {1000, 400, 0, 0, 50, 0, 0, 2, 64},
-    {100, 64, 0, 0, 0, 1, 0, 6, 64},   {100, 64, 0, 0, 0, 0, 1, 2, 32},
-    {17, 64, 0, 0, 0, 0, 0, 9, 8},     {18, 64, 0, 0, 0, 0, 0, 2, 8},
+    {100, 64, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
+    {100, 400, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
+    {1000, 400, 0, 0, 0, 0, 0, FIRST_CHUNK, SHARE_OF_400},
+    {100, WELL + SMALL, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
+    {100, WELL + SMALL + 1, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
+    {100, WELL + SMALL - 1, 0, 0, 0, 0, 0, FIRST_CHUNK, WELL + SMALL - 1},
+    {16, 64, 0, 0, 0, 0, 0, 0, 0},
+    {100, 64, 16, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
+    {100, 64, 0, 2 * FIRST_CHUNK, 0, 0, 0, 2 * FIRST_CHUNK, SMALL},
+    {100, 64, 0, 2 * FIRST_CHUNK + 1, 0, 0, 0, 2 * FIRST_CHUNK + 1, SMALL},
+    {100, 64, 0, WELL, 0, 0, 0, 0, WELL},
+    {100, 64, 0, 0, 8, 0, 0, FIRST_CHUNK, SMALL},
+    {100, 64, 0, 0, 2, 0, 0, FIRST_CHUNK, SMALL},
+    {1000, 400, 0, 0, 50, 0, 0, FIRST_CHUNK, SHARE_OF_400},
+    {100, 64, 0, 0, 0, 1, 0, 3 * FIRST_CHUNK, 64},
+    {100, 64, 0, 0, 0, 0, 1, FIRST_CHUNK, 0},
+    {17, 64, 0, 0, 0, 0, 0, 0, 0},
+    {18, 64, 0, 0, 0, 0, 0, 0, 0},
 };
 
 TEST_LOOP("learning", learning_discards_little, LENGTH(discards)) {
@@ -133,22 +149,27 @@ TEST_LOOP("learning", learning_discards_little, LENGTH(discards)) {
                                  .max_micro_batch = discards[_i].most,
                                  .min_micro_batch = discards[_i].least};
     mt_backend_info info = {.normalises_over_batch = 1, .kernels_change = discards[_i].change};
+    size_t discarded = discards[_i].discarded, next = discards[_i].next, known;
 
     dev = device_new(need(discards[_i].room), options, info);
+    known = largest_balanced(64, device_bound(&dev, FIRST_CHUNK));
+    if (!discarded && !discards[_i].least) discarded = FIRST_CHUNK + (known < WELL ? known : 0);
+    if (!next && discards[_i].untimed) next = known;
+    if (!next) next = known < WELL ? SMALL : smallest_candidate(known, 1);
     if (!discards[_i].untimed) dev.seconds = fake_seconds;
     train(1, discards[_i].samples);
-    ck_assert_uint_eq(dev.discarded, discards[_i].discarded);
-    ck_assert_uint_eq(dev.chunks[0], discards[_i].next);
+    ck_assert_uint_eq(dev.discarded, discarded);
+    ck_assert_uint_eq(dev.chunks[0], next);
     check_covers(&dev, discards[_i].samples);
     /* The model is as exact as ever. */
-    for (size_t m = 8; m < 100 && !discards[_i].change; m++)
+    for (size_t m = WELL; m < 100 && !discards[_i].change; m++)
         ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, m),
                           fake_program_peak(&fake_train_program, m));
     for (int batch = 0; batch < 5; batch++) {
         train(1, discards[_i].samples);
         ck_assert_uint_eq(dev.discarded, 0);
         ck_assert_uint_eq(dev.ooms, 0);
-        for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], 8);
+        for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], WELL);
     }
 }
 
@@ -186,7 +207,10 @@ TEST("learning", learning_by_mode) {
     ck_assert_uint_gt(mt_policy_predict_bytes(dev.policy, MT_EVALUATE, 8), 0);
 }
 
-/* Batches of every size as the first one, for every smallest legal chunk. */
+/*
+ * Batches of every size as the first one, for every smallest legal chunk. With a FIRST_CHUNK above 2 what a first chunk leaves
+ * may be too small: rule 3 looks at two of the smallest.
+ */
 TEST_LOOP("learning", learning_any_batch, 40) {
     size_t samples = (size_t)_i + 1;
 
@@ -208,7 +232,7 @@ TEST_LOOP("learning", learning_any_batch, 40) {
 
 /* The backend's, or the user's where there is one. */
 TEST_LOOP("learning", learning_from_the_smallest_legal, 2) {
-    static const size_t by_user[] = {0, 3}, first[] = {8, 3};
+    static const size_t by_user[] = {0, FIRST_CHUNK + 1}, first[] = {8, FIRST_CHUNK + 1};
 
     dev = device_new(need(40), (mt_policy_options){.min_micro_batch = by_user[_i]},
                      (mt_backend_info){.min_micro_batch = 8});

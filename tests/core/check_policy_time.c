@@ -1,10 +1,22 @@
 /*
  * check_policy_time.c - sizes by measured time, and by the room that is left.
  */
+#include "candidates.h"
 #include "policy_tests.h"
 #include "suite.h"
 
 /* ---- time ----------------------------------------------------------------------------------- */
+
+/*
+ * Batches until all sizes are known, of which one runs after the others here; until each has run again; and once more. The
+ * last one is just before the third time.
+ */
+enum {
+    LEARNT = 2 * KNOWN_RUNS + 1,
+    AGAIN = LEARNT * PATIENCE,
+    AND_AGAIN = AGAIN * PATIENCE,
+    BEFORE_THE_THIRD = KNOWN_RUNS * PATIENCE * PATIENCE * PATIENCE - 1
+};
 
 /* 41 s an epoch at 16 samples and 266 s at 24: seven times slower beyond the edge. */
 static double cliff(size_t m) {
@@ -63,7 +75,7 @@ TEST("time", time_cliff) {
     ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 199), 0);
 }
 
-/* Ten samples are an eighth of what fits, and eleven take several times as long. */
+/* Ten samples are a small share of what fits, and eleven take several times as long. */
 static double cliff_at_the_end(size_t m) {
     return 0.0028 + 0.0005 * (double)m * (m > 10 ? 5 : 1);
 }
@@ -71,11 +83,11 @@ static double cliff_at_the_end(size_t m) {
 TEST_LOOP("time", time_cliff_where_the_search_ends, 2) {
     timed(85, cliff_at_the_end, _i);
     ck_assert_uint_le(largest_chunk_of_the_last(118, 20, 10), 10);
-    /* Of the candidates 8 is the fastest; 9 are as good where they ran. */
+    /* Of the candidates 8 is the fastest; 9 are as good where they ran: what was left had so many. LEAST_NORMALISED */
     ck_assert_uint_eq(dev.count, _i ? 14 : 15);
 }
 
-/* More room comes, of which an eighth lies beyond the cliff: what was measured to be fast stays. */
+/* More room comes, of which even a small share lies beyond the cliff: what was measured to be fast stays. */
 TEST_LOOP("time", time_cliff_and_more_room, 4) {
     static const size_t batches[] = {99, 118, 155, 270};
 
@@ -88,9 +100,9 @@ TEST_LOOP("time", time_cliff_and_more_room, 4) {
 /* Still smaller ones would be chosen for speed, but layers normalise over them. */
 TEST("time", time_of_too_small_chunks) {
     timed(32, ever_slower, 1);
-    for (size_t samples = 16; samples < 64; samples++) {
+    for (size_t samples = 2 * LEAST_NORMALISED; samples < 64; samples++) {
         (void)largest_chunk_of_the_last(samples, 5, 1);
-        for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], 8);
+        for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], LEAST_NORMALISED);
     }
 }
 
@@ -98,7 +110,7 @@ TEST("time", time_of_too_small_chunks) {
 TEST("time", time_of_small_chunks_in_an_evaluation) {
     timed(32, ever_slower, 1);
     for (int batch = 0; batch < 20; batch++) ck_ok(device_batch(&dev, MT_EVALUATE, 32));
-    ck_assert_uint_lt(dev.chunks[0], 8);
+    ck_assert_uint_lt(dev.chunks[0], LEAST_NORMALISED);
 }
 
 TEST("time", time_steady) {
@@ -133,60 +145,110 @@ static double with_set_up(size_t m) {
 
 TEST("time", time_of_small_sizes_is_found_out) {
     timed(200, with_set_up, 0);
-    check_largest(64, 40, 3, 8, 15); /* others run again at 4 times 3 to 6 */
+    check_largest(64, AGAIN, 3, 8, 15);
 }
 
 TEST("time", time_shallow) {
     timed(200, shallow, 0);
-    check_largest(64, 150, 40, 9, 32);
+    check_largest(64, BEFORE_THE_THIRD, BEFORE_THE_THIRD - AND_AGAIN, 9, 32);
+}
+
+/* The candidate that comes after the recording of a first chunk, where that is all that tells what fits. */
+static size_t candidate_after(size_t first, size_t samples, int normalises) {
+    size_t known = largest_balanced(samples, device_bound(&dev, first));
+
+    return smallest_candidate(known, normalises);
+}
+
+/* The next larger one. */
+static size_t candidate_above(size_t candidate, size_t largest) {
+    size_t power = 1;
+
+    while (power <= candidate) power *= 2;
+    return power < largest ? power : largest;
+}
+
+/* The largest that is tried: up to one that is much slower than a smaller one. */
+static size_t last_candidate(size_t candidate, size_t largest, double (*seconds)(size_t)) {
+    double best = seconds(FIRST_CHUNK) / FIRST_CHUNK;
+
+    for (;; candidate = candidate_above(candidate, largest)) {
+        double rate = seconds(candidate) / (double)candidate;
+
+        if (candidate == largest || rate > CLIFF * best) return candidate;
+        best = rate < best ? rate : best;
+    }
 }
 
 /*
- * The first batch begins with the recording of 2, which does not count where layers normalise, and the smallest
- * candidate: a power of two from an eighth of the largest chunk on, or 8. Sizes grow from there unless that makes them
- * much slower.
+ * The first batch begins with a recording, which does not count where layers normalise, and the smallest candidate: a
+ * power of two from a share of the largest chunk on. Sizes grow from there unless that makes them much slower.
  */
 static const struct {
     double (*seconds)(size_t);
     size_t room;
     int normalises;
-    size_t first, largest; /* chunks: that after the recording, and the largest in ten batches */
 } first_chunks[] = {
-    {steady, 200, 0, 8, 96}, {steady, 200, 1, 8, 96},      {ever_slower, 200, 0, 8, 64},
-    {steady, 20, 1, 8, 20},  {ever_slower, 200, 1, 8, 64}, {steady, 12, 0, 4, 12},
+    {steady, 200, 0}, {steady, 200, 1},      {ever_slower, 200, 0},
+    {steady, 20, 1},  {ever_slower, 200, 1}, {steady, 12, 0},
 };
 
 TEST_LOOP("time", time_of_the_first_batches, LENGTH(first_chunks)) {
-    size_t largest, later;
+    size_t first, last, largest, later;
     size_t recordings = first_chunks[_i].normalises ? 0 : 1; /* that are chunks of the batch */
 
     timed(first_chunks[_i].room, first_chunks[_i].seconds, first_chunks[_i].normalises);
+    first = candidate_after(FIRST_CHUNK, 96, first_chunks[_i].normalises);
+    last = last_candidate(first, largest_balanced(96, first_chunks[_i].room),
+                          first_chunks[_i].seconds);
     largest = largest_chunk_of_the_last(96, 1, 1);
-    ck_assert_uint_eq(dev.chunks[recordings], first_chunks[_i].first);
+    ck_assert_uint_eq(dev.chunks[recordings], first);
     later = largest_chunk_of_the_last(96, 9, 9);
-    ck_assert_uint_eq(later > largest ? later : largest, first_chunks[_i].largest);
+    ck_assert_uint_eq(later > largest ? later : largest, last);
 }
 
-/* All chunks of a first batch: a recording of the smallest legal size, then each candidate once, twice as large as the last. */
+/*
+ * All chunks of a first batch: a recording of the smallest legal size, which does not count where layers normalise; then
+ * each candidate once, each larger than the last, as far as there are samples, or groups of a plan; and what is left.
+ */
+static void check_first_batch(size_t room, size_t least, size_t samples, int normalises) {
+    size_t first = least > FIRST_CHUNK ? least : FIRST_CHUNK;
+    size_t largest = largest_balanced(samples, room), i = 0;
+    size_t next = candidate_after(first, samples, normalises);
+
+    if (!normalises) ck_assert_uint_eq(dev.chunks[i++], first);
+    if (next <= first) next = candidate_above(first, largest);
+    if (!normalises) samples -= first;
+    while (next <= samples && i < MT_PLAN_GROUPS - 3) {
+        ck_assert_uint_eq(dev.chunks[i++], next);
+        samples -= next;
+        if (next == largest) break;
+        next = candidate_above(next, largest);
+    }
+    for (size_t each = samples > 0 ? largest_balanced(samples, room) : 0; i < dev.count; i++) {
+        ck_assert(dev.chunks[i] == each || dev.chunks[i] + 1 == each);
+        samples -= dev.chunks[i];
+    }
+    ck_assert_uint_eq(samples, 0);
+}
+
 static const struct {
-    size_t room, least, samples, chunks[12];
+    size_t room, least, samples;
 } first_batches[] = {
-    {200, 0, 64, {2, 8, 16, 32, 6}},             /* the largest is left to the next */
-    {30, 0, 100, {2, 4, 8, 16, 25, 23, 22}},     /* what fits is less */
-    {71, 0, 500, {2, 4, 8, 16, 32, 63, 63, 63}}, /* that is all that a plan has room for */
-    {20, 4, 45, {4, 8, 15, 18}},                 /* what is left is larger, and fits */
+    {200, 0, 64}, /* the largest is left to the next */
+    {30, 0, 100}, /* what fits is less */
+    {71, 0, 500}, /* that is more than a plan has room for */
+    {20, 4, 45},  /* what is left is larger, and fits */
 };
 
 TEST_LOOP("time", time_of_the_first_batch, LENGTH(first_batches)) {
-    size_t room = need(first_batches[_i].room), i;
-    mt_policy_options options = {.min_micro_batch = first_batches[_i].least};
+    size_t room = first_batches[_i].room, least = first_batches[_i].least;
 
-    dev = device_new(room, options, (mt_backend_info){0});
+    dev =
+        device_new(need(room), (mt_policy_options){.min_micro_batch = least}, (mt_backend_info){0});
     dev.seconds = steady;
     train(1, first_batches[_i].samples);
-    for (i = 0; i < LENGTH(first_batches[_i].chunks) && first_batches[_i].chunks[i]; i++)
-        ck_assert_uint_eq(dev.chunks[i], first_batches[_i].chunks[i]);
-    check_covers(&dev, first_batches[_i].samples);
+    check_first_batch(room, least, first_batches[_i].samples, 0);
 }
 
 /*
@@ -197,20 +259,21 @@ static const struct {
     size_t room, change, samples;
     int deterministic, normalises;
     size_t least;
-    size_t learnt[5], chunks[9]; /* taken back, and of the batch */
+    size_t learnt[5], chunks[9]; /* taken back, and of a batch that no times have a part in */
 } changes[] = {
-    {200, 16, 64, 0, 0, 0, {0}, {2, 8, 16, 32, 6}},
-    {200, 48, 120, 0, 0, 0, {0}, {2, 8, 16, 32, 62}},
-    {600, 16, 400, 0, 0, 0, {0}, {2, 32, 64, 128, 174}}, /* an eighth is larger */
-    {200, 16, 64, 1, 0, 0, {2}, {64}},                   /* growth is a matter of times */
-    {30, 16, 40, 1, 0, 0, {2, 4, 20}, {20, 20}},
-    {14, 16, 40, 1, 0, 0, {2, 4, 14}, {14, 13, 13}}, /* nothing so large fits */
-    {200, 16, 12, 1, 0, 0, {2}, {12}},
-    {200, 16, 16, 1, 1, 0, {2}, {16}},
-    {600, 16, 256, 0, 1, 0, {2}, {32, 64, 128, 32}},
-    {200, 1, 64, 1, 0, 0, {2}, {64}},
+    {200, 16, 64, 0, 0, 0, {0}, {0}},
+    {200, 48, 120, 0, 0, 0, {0}, {0}},
+    {600, 16, 400, 0, 0, 0, {0}, {0}},           /* its share is larger */
+    {200, 16, 64, 1, 0, 0, {FIRST_CHUNK}, {64}}, /* growth is a matter of times */
+    {30, 16, 40, 1, 0, 0, {FIRST_CHUNK, 2 * FIRST_CHUNK, 20}, {20, 20}},
+    /* Nothing so large fits. */
+    {14, 16, 40, 1, 0, 0, {FIRST_CHUNK, 2 * FIRST_CHUNK, 14}, {14, 13, 13}},
+    {200, 16, 12, 1, 0, 0, {FIRST_CHUNK}, {12}},
+    {200, 16, 16, 1, 1, 0, {FIRST_CHUNK}, {16}},
+    {600, 16, 256, 0, 1, 0, {FIRST_CHUNK}, {0}},
+    {200, 1, 64, 1, 0, 0, {FIRST_CHUNK}, {64}},
     {200, 16, 30, 1, 0, 4, {4}, {30}},
-    {200, 16, 24, 1, 1, 2, {2}, {24}},
+    {200, 16, 24, 1, 1, 2, {FIRST_CHUNK}, {24}},
     {200, 16, 64, 1, 0, 8, {8}, {64}},
 };
 
@@ -232,6 +295,8 @@ TEST_LOOP("time", time_of_a_change, LENGTH(changes)) {
     check_begins(dev.learnt, changes[_i].learnt, LENGTH(changes[_i].learnt));
     check_begins(dev.chunks, changes[_i].chunks, LENGTH(changes[_i].chunks));
     check_covers(&dev, changes[_i].samples);
+    if (!options.deterministic)
+        check_first_batch(changes[_i].room, 0, changes[_i].samples, changes[_i].normalises);
     count = dev.count;
     train(1, changes[_i].samples);
     if (options.deterministic) ck_assert_uint_eq(dev.count, count); /* as the first */
@@ -264,7 +329,7 @@ TEST("time", time_of_a_change_met_late) {
 /* First batches too small to be cut: they are the recording, and the next batch has none taken back. */
 static const struct {
     size_t change, least, first, samples;
-} small_first[] = {{16, 0, 2, 64}, {5, 8, 3, 64}, {40, 16, 7, 64}};
+} small_first[] = {{16, 0, FIRST_CHUNK, 64}, {5, 8, 3, 64}, {40, 16, 7, 64}};
 
 TEST_LOOP("time", time_of_a_small_first_batch, LENGTH(small_first)) {
     mt_policy_options options = {.deterministic = 1, .min_micro_batch = small_first[_i].least};
@@ -319,12 +384,14 @@ static void find_the_largest(int normalises, int first, int count, double factor
 TEST_LOOP("time", time_of_a_hiccup, 48) {
     static const double factors[] = {1.2, 1.35};
 
-    find_the_largest(_i % 2, _i / 2 % 12 + 1, 1, factors[_i / 24], 8);
+    find_the_largest(_i % 2, _i / 2 % 12 + 1, 1, factors[_i / 24], LEARNT);
 }
 
 /* The machine is a fifth slower for a while: a larger size that met it has other runs, ever later. */
 TEST_LOOP("time", time_of_a_slow_while, 96) {
-    static const struct { int chunks, batches; } rows[] = {{2, 20}, {4, 130}, {8, 130}, {16, 130}};
+    static const struct {
+        int chunks, batches;
+    } rows[] = {{2, AGAIN}, {4, AND_AGAIN}, {8, AND_AGAIN}, {16, AND_AGAIN}};
 
     find_the_largest(_i % 2, _i / 2 % 12 + 1, rows[_i / 24].chunks, 1.2, rows[_i / 24].batches);
 }
@@ -392,38 +459,38 @@ TEST("time", time_of_first_touches) {
     ck_assert_uint_eq(largest_chunk_of_the_last(120, 500, 10), 120);
 }
 
-/* From 16 samples on a fifth slower, or nearly twice as slow. */
+/* From 16 samples on a fifth slower, or by more than any size may be that is followed by a larger one. */
 static double edge(size_t m) {
-    return (double)m * (m < 16 ? 0.0027 : 0.0032);
+    return 0.0001 + (double)m * (m < 16 ? 0.0027 : 0.0032);
 }
 
 static double steep_edge(size_t m) {
-    return (double)m * (m < 16 ? 0.0027 : 0.0050);
+    return 0.0001 + (double)m * 0.0027 * (m < 16 ? 1 : 1.25 * CLIFF);
 }
 
 /*
  * Each size runs in the first batches, the larger ones later; beyond a cliff none does. What is the fastest is known once each
- * has run three times, or that 16 are much slower.
+ * has run as often as it takes, or that 16 are much slower.
  */
 static const struct {
     double (*seconds)(size_t);
     size_t first[8], second[8];
     int known; /* batches until all are of 8 */
 } edges[] = {
-    {edge, {8, 16, 32, 8}, {8, 16, 32, 8}, 6},
-    {steep_edge, {8, 16, 8, 8, 8, 8, 8}, {16, 8, 8, 8, 8, 8, 8}, 3},
+    {edge, {8, 16, 32}, {8, 16, 32}, 2 * KNOWN_RUNS},
+    {steep_edge, {8, 16, 8, 8, 8, 8}, {16, 8, 8, 8, 8, 8}, KNOWN_RUNS},
 };
 
 TEST_LOOP("time", time_of_an_edge, 2) {
     timed(200, edges[_i].seconds, 1);
     for (int batch = 0; batch < edges[_i].known; batch++) {
-        train(1, 64);
-        check_covers(&dev, 64);
+        train(1, 56);
+        check_covers(&dev, 56);
         if (batch == 0) check_begins(dev.chunks, edges[_i].first, 8);
         if (batch == 1) check_begins(dev.chunks, edges[_i].second, 8);
     }
-    train(1, 64);
-    check_balanced(&dev.plan, 64, 8);
+    train(1, 56);
+    check_balanced(&dev.plan, 56, 7);
 }
 
 /* The fastest of those that fit, not the fastest. */

@@ -3,14 +3,18 @@
  */
 #include "sizes.h"
 #include "suite.h"
+#include "tuned.h"
 
 #include <math.h>
 
 typedef struct run {
-    uint64_t batch; /* in which it was */
+    uint64_t batch; /* in which it was; or one of those below */
     size_t samples;
     double seconds;
 } run;
+
+/* A size that ran in as many batches, from the first one on, as make it known; and in one less. */
+enum { KNOWN = 1000, HARDLY_KNOWN = 1001 };
 
 enum { RUNS = 12 };
 
@@ -18,8 +22,12 @@ static mt__sizes sizes_of(const run *runs, uint64_t batches) {
     mt__sizes sizes = {.count = 0};
 
     for (int i = 0; i < RUNS && runs[i].samples; i++) {
-        sizes.batches = runs[i].batch;
-        mt__sizes_note(&sizes, runs[i].samples, runs[i].seconds);
+        uint64_t first = runs[i].batch, last = first;
+
+        if (first >= KNOWN) last = first == KNOWN ? KNOWN_RUNS : KNOWN_RUNS - 1;
+        if (first >= KNOWN) first = 1;
+        for (sizes.batches = first; sizes.batches <= last; sizes.batches++)
+            mt__sizes_note(&sizes, runs[i].samples, runs[i].seconds);
     }
     sizes.batches = batches;
     return sizes;
@@ -124,6 +132,9 @@ TEST_LOOP("runs", seconds_of_batches, LENGTH(batches)) {
 
 /* ---- the next size ------------------------------------------------------------------------------ */
 
+/* A size that is so many samples larger than one of which four are the part that makes no other size. */
+#define NEAR(more) (4 * NEARLY + (more))
+
 static const struct {
     run runs[RUNS];
     uint64_t batches;
@@ -143,8 +154,8 @@ static const struct {
     {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 8, 0, 0}, 16, 8, 16}, /* or nothing */
     {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 8, 0, 0}, 24, 8, 16},
     /* A cliff, and what is none. */
-    {{{1, 4, 0.1}, {1, 8, 0.31}}, 1, {4, 64, 1, 0, 0}, 52, 8, 0},
-    {{{1, 4, 0.1}, {1, 8, 0.29}}, 1, {4, 64, 1, 0, 0}, 52, 8, 16},
+    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.2 + 0.01}}, 1, {4, 64, 1, 0, 0}, 52, 8, 0},
+    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.2 - 0.01}}, 1, {4, 64, 1, 0, 0}, 52, 8, 16},
     {{{1, 8, 0.2}, {1, 12, 3}},
      2,
      {4, 16, 1, 0, 0},
@@ -152,70 +163,55 @@ static const struct {
      8,
      16}, /* of a size that does not run again */
     /* A spike in a first run: it runs again, larger ones do not until then. */
-    {{{1, 4, 0.1}, {1, 8, 0.5}}, 2, {4, 64, 1, 0, 0}, 60, 4, 8},
-    {{{1, 4, 0.1}, {1, 8, 0.5}}, 2, {4, 64, 1, 0, 0}, 52, 8, 0},
-    {{{1, 4, 0.1}, {1, 8, 0.5}, {2, 8, 0.2}}, 3, {4, 64, 1, 0, 0}, 52, 8, 16},
-    /* Each three times. */
+    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}}, 2, {4, 64, 1, 0, 0}, 60, 4, 8},
+    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}}, 2, {4, 64, 1, 0, 0}, 52, 8, 0},
+    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}, {2, 8, 0.2}}, 3, {4, 64, 1, 0, 0}, 52, 8, 16},
+    /* Each until it is known. */
     {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0, 0}, 64, 0, 4},
     {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0, 0}, 36, 16, 32},
     {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 12, 0, 0}, 36, 16, 0}, /* 32 leave 4 */
-    {{{1, 8, 0.2}, {1, 8, 0.2}, {2, 8, 0.2}, {1, 16, 0.4}, {2, 16, 0.4}},
-     3,
-     {8, 16, 1, 0, 0},
+    {{{KNOWN, 8, 0.2}, {HARDLY_KNOWN, 16, 0.4}}, KNOWN_RUNS, {8, 16, 1, 0, 0}, 64, 0, 16},
+    {{{KNOWN, 8, 0.2}, {KNOWN, 16, 0.4}}, KNOWN_RUNS, {8, 16, 1, 0, 0}, 64, 0, 0}, /* all are */
+    /* And again after PATIENCE * PATIENCE times as many batches as when they ran last, if they are not much slower. */
+    {{{KNOWN, 8, 0.2}}, PATIENCE *PATIENCE *KNOWN_RUNS - 1, {8, 8, 1, 0, 0}, 64, 0, 0},
+    {{{KNOWN, 8, 0.2}}, PATIENCE *PATIENCE *KNOWN_RUNS, {8, 8, 1, 0, 0}, 64, 0, 8},
+    {{{KNOWN, 8, 0.2}, {KNOWN_RUNS + 1, 8, 0.2}},
+     PATIENCE *PATIENCE *(KNOWN_RUNS + 1) - 1,
+     {8, 8, 1, 0, 0},
      64,
      0,
-     16}, /* that ran twice */
-    {{{1, 8, 0.2}, {1, 8, 0.2}, {2, 8, 0.2}, {1, 16, 0.4}, {2, 16, 0.4}, {3, 16, 0.4}},
-     4,
-     {8, 16, 1, 0, 0},
-     64,
-     0,
-     0}, /* all have */
-    /* And again after 16 times as many batches as when they ran last, if they are not much slower. */
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {3, 8, 0.2}}, 47, {8, 8, 1, 0, 0}, 64, 0, 0},
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {3, 8, 0.2}}, 48, {8, 8, 1, 0, 0}, 64, 0, 8},
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {3, 8, 0.2}, {4, 8, 0.2}}, 63, {8, 8, 1, 0, 0}, 64, 0, 0},
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {11, 8, 0.2}, {1, 16, 0.5}, {2, 16, 0.5}, {3, 16, 0.5}},
-     48,
+     0},
+    {{{KNOWN, 8, 0.2}, {PATIENCE * PATIENCE * KNOWN_RUNS - 1, 8, 0.2}, {KNOWN, 16, CLIFF * 0.39}},
+     PATIENCE *PATIENCE *KNOWN_RUNS,
      {8, 16, 1, 0, 0},
      64,
      0,
      16},
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {11, 8, 0.2}, {1, 16, 0.7}, {2, 16, 0.7}, {3, 16, 0.7}},
-     48,
+    {{{KNOWN, 8, 0.2}, {PATIENCE * PATIENCE * KNOWN_RUNS - 1, 8, 0.2}, {KNOWN, 16, CLIFF * 0.41}},
+     PATIENCE *PATIENCE *KNOWN_RUNS,
      {8, 16, 1, 0, 0},
      64,
      0,
      0},
     /* A size that is hardly another than one that is known is known. */
-    {{{1, 64, 1}, {2, 64, 1}, {3, 64, 1}}, 3, {62, 62, 1, 0, 0}, 124, 0, 0},
-    {{{1, 64, 1}, {2, 64, 1}, {3, 64, 1}}, 3, {67, 67, 1, 0, 0}, 134, 0, 0},
-    {{{1, 64, 1}, {2, 64, 1}, {3, 64, 1}}, 3, {60, 60, 1, 0, 0}, 124, 0, 60},
-    {{{1, 64, 1}, {2, 64, 1}}, 3, {62, 62, 1, 0, 0}, 124, 0, 62},
+    {{{KNOWN, NEAR(0), 1}}, KNOWN_RUNS, {NEAR(-2), NEAR(-2), 1, 0, 0}, NEARLY * 8, 0, 0},
+    {{{KNOWN, NEAR(0), 1}}, KNOWN_RUNS, {NEAR(3), NEAR(3), 1, 0, 0}, NEARLY * 9, 0, 0},
+    {{{KNOWN, NEAR(0), 1}}, KNOWN_RUNS, {NEAR(-4), NEAR(-4), 1, 0, 0}, NEARLY * 8, 0, NEAR(-4)},
+    {{{HARDLY_KNOWN, NEAR(0), 1}},
+     KNOWN_RUNS,
+     {NEAR(-2), NEAR(-2), 1, 0, 0},
+     NEARLY * 8,
+     0,
+     NEAR(-2)},
     /* Chunks of one size: 16 of 43 are 15. */
     {{{0}}, 1, {8, 40, 1, 0, 43}, 43, 0, 8},
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {3, 8, 0.2}}, 4, {8, 40, 1, 0, 43}, 43, 0, 15},
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {3, 8, 0.2}, {4, 15, 0.2}, {5, 15, 0.2}, {6, 15, 0.2}},
-     7,
-     {8, 40, 1, 0, 43},
-     43,
-     0,
-     22},
-    {{{1, 8, 0.2}, {2, 8, 0.2}, {3, 8, 0.2}, {4, 15, 0.9}, {5, 15, 0.9}, {6, 15, 0.9}},
-     7,
-     {8, 40, 1, 0, 43},
-     43,
-     0,
-     0},
+    {{{KNOWN, 8, 0.2}}, KNOWN_RUNS + 1, {8, 40, 1, 0, 43}, 43, 0, 15},
+    {{{KNOWN, 8, 0.2}, {KNOWN, 15, 0.2}}, KNOWN_RUNS + 1, {8, 40, 1, 0, 43}, 43, 0, 22},
+    {{{KNOWN, 8, 0.2}, {KNOWN, 15, CLIFF * 0.6}}, KNOWN_RUNS + 1, {8, 40, 1, 0, 43}, 43, 0, 0},
     /* One that fits as the only chunk of its batch. */
-    {{{1, 64, 1}, {2, 64, 1}, {3, 64, 1}}, 3, {64, 64, 1, 96, 0}, 96, 0, 96},
-    {{{1, 64, 1}, {2, 64, 1}, {3, 64, 1}}, 3, {64, 64, 1, 48, 0}, 96, 0, 0},
-    {{{1, 64, 1}, {2, 64, 1}, {3, 64, 1}, {1, 96, 1}, {2, 96, 1}, {3, 96, 1}},
-     3,
-     {64, 64, 1, 96, 0},
-     96,
-     0,
-     0},
+    {{{KNOWN, 64, 1}}, KNOWN_RUNS, {64, 64, 1, 96, 0}, 96, 0, 96},
+    {{{KNOWN, 64, 1}}, KNOWN_RUNS, {64, 64, 1, 48, 0}, 96, 0, 0},
+    {{{KNOWN, 64, 1}, {KNOWN, 96, 1}}, KNOWN_RUNS, {64, 64, 1, 96, 0}, 96, 0, 0},
 };
 
 TEST_LOOP("choice", the_next_size, LENGTH(nexts)) {

@@ -1,6 +1,7 @@
 /*
  * check_split.c - how a batch is split into chunks: a table of facts, what is known of the kind, and the split.
  */
+#include "candidates.h"
 #include "split.h"
 #include "suite.h"
 
@@ -24,7 +25,9 @@ static mt_recording *record(size_t m) {
 #define IN_PLACE(m) (100 * (m) + 100)
 #define APART(m) (100 * (m) + 200)
 
-/* Sizes that ran, in the batch that was planned then. */
+/* Sizes that ran, in the batch that was planned then; KNOWN: in as many, from the first one on, as make it known. */
+enum { KNOWN = 1000 };
+
 typedef struct run {
     uint64_t batch;
     size_t samples;
@@ -40,7 +43,7 @@ typedef struct known {
     size_t learnt, too_small;
     int shares; /* times, with another length */
     uint64_t batches;
-    run runs[12];
+    run runs[4];
 } known;
 
 static mt__kind *other; /* that shares the times */
@@ -61,9 +64,14 @@ static mt__kind *kind_of(const known *what) {
         mt__kind_fail(k, what->failed_apart ? MT__APART : MT__IN_PLACE, what->failed,
                       what->failed_room, 0, NULL);
     for (int i = 0; i < what->begun; i++) mt__kind_begin(k); /* the correction falls */
-    for (int i = 0; i < 12 && what->runs[i].samples; i++) {
-        k->times->sizes.batches = what->runs[i].batch;
-        mt__sizes_note(&k->times->sizes, what->runs[i].samples, what->runs[i].seconds);
+    for (int i = 0; i < 4 && what->runs[i].samples; i++) {
+        const run *r = &what->runs[i];
+        mt__sizes *sizes = &k->times->sizes;
+        uint64_t last = r->batch == KNOWN ? KNOWN_RUNS : r->batch;
+
+        for (sizes->batches = r->batch == KNOWN ? 1 : last; sizes->batches <= last;
+             sizes->batches++)
+            mt__sizes_note(sizes, r->samples, r->seconds);
     }
     k->times->sizes.batches = what->batches;
     k->learnt = what->learnt;
@@ -87,13 +95,16 @@ static mt__kind *kind_of(const known *what) {
     { size, 0, 0, 0, 0, 0 }
 #define CHUNKS(count)                                                                              \
     { 0, count, count, 0, 0, 0 }
-/* All candidates of 64 ran three times, and took so many seconds. */
-#define THREE(size, seconds)                                                                       \
-    {1, size, seconds}, {2, size, seconds}, {                                                      \
-        3, size, seconds                                                                           \
-    }
+/* All candidates of 64 are known, and took so many seconds. */
 #define TIMED(of_8, of_16, of_32, of_64)                                                           \
-    .batches = 4, .runs = {THREE(8, of_8), THREE(16, of_16), THREE(32, of_32), THREE(64, of_64)}
+    .batches = KNOWN_RUNS + 1,                                                                     \
+    .runs = {{KNOWN, 8, of_8}, {KNOWN, 16, of_16}, {KNOWN, 32, of_32}, {KNOWN, 64, of_64}}
+/* The first chunk of a kind has run alone. */
+#define FIRST_RAN .batches = 1, .runs = {{1, FIRST_CHUNK, FIRST_CHUNK / 16.}}
+/* What is left of a batch then. */
+#define AFTER_FIRST(samples) .batch = samples, .rest = (samples)-FIRST_CHUNK, .ran = FIRST_CHUNK
+/* A batch of which the smallest candidate is so many samples, for no other reason than its share. */
+#define SHARED(samples) ((samples)*SMALLEST_SHARE)
 
 /* Zeros: rest and most are the batch, least is 1, and room_told and room_alone are the room. */
 static const struct {
@@ -153,31 +164,47 @@ static const struct {
      {.ran = 63},
      CHUNKS(1)},
 
-    {"3 first", {.batch = 64, .room = 9000, TRAIN}, {NOTHING}, ONE(2)},
-    {"3 legal", {.batch = 64, .least = 5, .room = 9000, TRAIN}, {NOTHING}, ONE(5)},
+    {"3 first", {.batch = 64, .room = 9000, TRAIN}, {NOTHING}, ONE(FIRST_CHUNK)},
+    {"3 legal",
+     {.batch = 64, .least = FIRST_CHUNK + 3, .room = 9000, TRAIN},
+     {NOTHING},
+     ONE(FIRST_CHUNK + 3)},
     {"3 may be taken back later",
      {.batch = 64, .room = 9000, TRAIN, .normalises = 1},
      {NOTHING},
-     ONE(2)},
+     ONE(FIRST_CHUNK)},
     {"3 is taken back at once",
      {.batch = 64, .room = 9000, TRAIN, .normalises = 1, .all_at_once = 1},
      {NOTHING},
-     {2, 0, 0, 0, 1, 0}},
+     {FIRST_CHUNK, 0, 0, 0, 1, 0}},
     {"3 deterministic",
      {.batch = 64, .room = 9000, TRAIN, DETERMINISTIC},
      {NOTHING},
-     {2, 0, 0, 0, 1, 0}},
+     {FIRST_CHUNK, 0, 0, 0, 1, 0}},
     {"3 an evaluation",
      {.batch = 64, .room = 9000, .can_record = 1, DETERMINISTIC},
      {NOTHING},
-     ONE(2)},
-    {"3 no recordings", {.batch = 64, .room = 9000, .is_training = 1}, {NOTHING}, ONE(8)},
-    {"3 no recordings, normalises",
-     {.batch = 64, .room = 9000, .is_training = 1, .normalises = 1, .all_at_once = 1},
+     ONE(FIRST_CHUNK)},
+    {"3 no recordings",
+     {.batch = SHARED(LEAST_NORMALISED), .room = 9000, .is_training = 1},
      {NOTHING},
-     ONE(8)},
-    {"3 no recordings, large", {.batch = 128, .room = 9000, .is_training = 1}, {NOTHING}, ONE(16)},
-    {"3 no recordings, small", {.batch = 11, .room = 9000, .is_training = 1}, {NOTHING}, ONE(5)},
+     ONE(LEAST_NORMALISED)},
+    {"3 no recordings, normalises",
+     {.batch = SHARED(LEAST_NORMALISED),
+      .room = 9000,
+      .is_training = 1,
+      .normalises = 1,
+      .all_at_once = 1},
+     {NOTHING},
+     ONE(LEAST_NORMALISED)},
+    {"3 no recordings, large",
+     {.batch = SHARED(2 * LEAST_NORMALISED), .room = 9000, .is_training = 1},
+     {NOTHING},
+     ONE(2 * LEAST_NORMALISED)},
+    {"3 no recordings, small",
+     {.batch = LEAST_NORMALISED + 3, .room = 9000, .is_training = 1},
+     {NOTHING},
+     ONE((LEAST_NORMALISED + 3) / 2)},
     {"3 what is left is legal", {.batch = 8, .least = 4, .room = 9000, TRAIN}, {NOTHING}, ONE(4)},
     {"3 it is not", {.batch = 7, .least = 4, .room = 9000, TRAIN}, {NOTHING}, CHUNKS(1)},
     {"3 nor is it to run",
@@ -189,10 +216,10 @@ static const struct {
      {NOTHING},
      CHUNKS(1)},
     {"3 no limit", {.batch = 64, .room = NO, TRAIN}, {NOTHING}, CHUNKS(1)},
-    {"3 in a plan", {.batch = 64, .rest = 62, .ran = 2, .room = 9000, TRAIN}, {NOTHING}, CHUNKS(1)},
-    {"3 all of it", {.batch = 2, .room = 9000, TRAIN}, {NOTHING}, CHUNKS(1)},
+    {"3 in a plan", {AFTER_FIRST(64), .room = 9000, TRAIN}, {NOTHING}, CHUNKS(1)},
+    {"3 all of it", {.batch = FIRST_CHUNK, .room = 9000, TRAIN}, {NOTHING}, CHUNKS(1)},
     {"3 above the most", {.batch = 8, .most = 1, .room = 9000, TRAIN}, {NOTHING}, CHUNKS(8)},
-    {"3 taken back before", {.batch = 64, .room = 9000, TRAIN}, {.learnt = 2}, CHUNKS(1)},
+    {"3 taken back before", {.batch = 64, .room = 9000, TRAIN}, {.learnt = FIRST_CHUNK}, CHUNKS(1)},
     {"3 has failed", {.batch = 8, .room = 90, TRAIN}, {.failed = 2, .failed_room = 100}, CHUNKS(8)},
 
     {"4 balanced", {.batch = 64, .room = IN_PLACE(20), TRAIN}, {RECORDED}, CHUNKS(4)},
@@ -282,24 +309,24 @@ static const struct {
      {0, 1, 1, 1, 0, 0}},
 
     {"6 the smallest candidate",
-     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN},
-     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
+     {AFTER_FIRST(SHARED(8)), .room = IN_PLACE(SHARED(8)), TRAIN},
+     {RECORDED, FIRST_RAN},
      {8, 1, 1, 0, 0, 0}},
     {"6 of few that fit",
-     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(16), TRAIN},
-     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
-     {4, 4, 4, 0, 0, 0}},
+     {AFTER_FIRST(64), .room = IN_PLACE(16), TRAIN},
+     {RECORDED, FIRST_RAN},
+     {POWER_FROM(2 * FIRST_CHUNK), 4, 4, 0, 0, 0}},
     {"6 legal",
      {.batch = 64, .rest = 48, .ran = 12, .least = 12, .room = IN_PLACE(64), TRAIN},
      {RECORDED, .batches = 1, .runs = {{1, 12, .125}}},
      {16, 1, 1, 0, 0, 0}},
     {"6 smaller ones need more",
-     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN},
-     {RECORDED, .too_small = 15, .batches = 1, .runs = {{1, 2, .1}}},
+     {AFTER_FIRST(64), .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .too_small = 15, FIRST_RAN},
      {16, 1, 1, 0, 0, 0}},
     {"6 all are too small",
-     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(16), TRAIN},
-     {RECORDED, .too_small = 99, .batches = 1, .runs = {{1, 2, .1}}},
+     {AFTER_FIRST(64), .room = IN_PLACE(16), TRAIN},
+     {RECORDED, .too_small = 99, FIRST_RAN},
      {16, 4, 4, 0, 0, 0}},
     {"6 grows",
      {.batch = 64, .rest = 54, .ran = 8, .room = IN_PLACE(64), TRAIN},
@@ -310,19 +337,19 @@ static const struct {
      {RECORDED, .batches = 1, .runs = {{1, 8, .2}}},
      CHUNKS(1)},
     {"6 all at once",
-     {.batch = 64, .room = IN_PLACE(64), TRAIN, .all_at_once = 1},
-     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
-     {0, 8, 1, 0, 0, 0}},
+     {.batch = SHARED(8), .room = IN_PLACE(SHARED(8)), TRAIN, .all_at_once = 1},
+     {RECORDED, FIRST_RAN},
+     {0, SMALLEST_SHARE, 1, 0, 0, 0}},
     {"6 times are shared",
-     {.batch = 64, .room = IN_PLACE(64), TRAIN},
-     {RECORDED, .shares = 1, .batches = 1, .runs = {{1, 2, .1}}},
-     {0, 8, 1, 0, 0, 0}},
+     {.batch = SHARED(8), .room = IN_PLACE(SHARED(8)), TRAIN},
+     {RECORDED, .shares = 1, FIRST_RAN},
+     {0, SMALLEST_SHARE, 1, 0, 0, 0}},
     {"6 memory is short",
      {.batch = 64, .room = IN_PLACE(64), TRAIN, .is_short = 1},
-     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
+     {RECORDED, FIRST_RAN},
      CHUNKS(1)},
     {"6 the second batch",
-     {.batch = 64, .room = IN_PLACE(64), TRAIN},
+     {.batch = SHARED(8), .room = IN_PLACE(SHARED(8)), TRAIN},
      {RECORDED, .batches = 2, .runs = {{1, 16, .1}}},
      {8, 1, 1, 0, 0, 0}},
     {"6 larger ones later in it",
@@ -332,11 +359,12 @@ static const struct {
     {"6 no clock", {.batch = 64, .room = IN_PLACE(64), TRAIN}, {RECORDED, .batches = 2}, CHUNKS(1)},
     {"6 alone",
      {.batch = 64, .room = IN_PLACE(32), .room_alone = APART(64), TRAIN, .may_go_alone = 1},
-     {RECORDED, .batches = 4, .runs = {THREE(4, .1), THREE(8, .2), THREE(16, .5), THREE(32, 1)}},
+     {RECORDED, .batches = KNOWN_RUNS + 1,
+      .runs = {{KNOWN, 4, .1}, {KNOWN, 8, .2}, {KNOWN, 16, .5}, {KNOWN, 32, 1}}},
      {0, 1, 2, 1, 0, 0}},
 
     {"7 the fastest",
-     {.batch = 64, .room = IN_PLACE(64), TRAIN},
+     {.batch = 64, .least = 8, .room = IN_PLACE(64), TRAIN},
      {RECORDED, TIMED(1, 2.1, 4.2, 8.4)},
      {0, 8, 1, 0, 0, 0}},
     {"7 of another batch",
@@ -348,7 +376,7 @@ static const struct {
      {RECORDED, TIMED(1, 1.9, 3, 5)},
      CHUNKS(4)},
     {"7 hardly faster",
-     {.batch = 64, .room = IN_PLACE(64), TRAIN},
+     {.batch = 64, .least = 8, .room = IN_PLACE(64), TRAIN},
      {RECORDED, TIMED(1, 2, 4, 7.9)},
      CHUNKS(1)},
     {"7 alone is the fastest",
@@ -374,32 +402,42 @@ static const struct {
      {RECORDED},
      {0, 1, 2, 1, 0, 0}},
     {"7 whole",
-     {.batch = 64, .room = APART(64), TRAIN, .may_go_alone = 1},
+     {.batch = 64, .least = 8, .room = APART(64), TRAIN, .may_go_alone = 1},
      {RECORDED, TIMED(1, 2, 4, 7)},
      {0, 1, 1, 1, 0, 0}},
-    {"7 smaller than an eighth",
-     {.batch = 256, .room = IN_PLACE(256), TRAIN, .is_short = 1},
+    {"7 smaller than the smallest candidate",
+     {.batch = SHARED(32), .room = IN_PLACE(SHARED(32)), TRAIN, .is_short = 1},
      {RECORDED, .batches = 3, .runs = {{1, 16, 1}, {2, 16, 1}, {1, 64, 9}, {2, 64, 9}}},
-     {0, 16, 1, 0, 0, 0}},
+     {0, SHARED(2), 1, 0, 0, 0}},
 
     {"8 starts over",
-     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN, .normalises = 1},
-     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
-     {8, 1, 1, 0, 0, 1}},
+     {AFTER_FIRST(SHARED(4)), .room = IN_PLACE(SHARED(4)), TRAIN, .normalises = 1},
+     {RECORDED, FIRST_RAN},
+     {POWER_FROM(LEAST_NORMALISED), 1, 1, 0, 0, 1}},
     {"8 no clock",
-     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN, .normalises = 1},
+     {AFTER_FIRST(64), .room = IN_PLACE(64), TRAIN, .normalises = 1},
      {RECORDED},
      {0, 1, 1, 0, 0, 1}},
     {"8 as large as others are",
-     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(2), TRAIN, .normalises = 1},
+     {AFTER_FIRST(32 * FIRST_CHUNK), .room = IN_PLACE(FIRST_CHUNK), TRAIN, .normalises = 1},
      {RECORDED},
      CHUNKS(31)},
     {"8 large enough",
-     {.batch = 64, .rest = 56, .ran = 8, .room = IN_PLACE(64), TRAIN, .normalises = 1},
+     {.batch = 64,
+      .rest = 64 - LEAST_NORMALISED,
+      .ran = LEAST_NORMALISED,
+      .room = IN_PLACE(64),
+      TRAIN,
+      .normalises = 1},
      {RECORDED, .batches = 1, .runs = {{1, 8, .1}}},
-     {16, 1, 1, 0, 0, 0}},
+     {POWER_FROM(LEAST_NORMALISED + 1), 1, 1, 0, 0, 0}},
     {"8 large enough of a large batch",
-     {.batch = 256, .rest = 248, .ran = 8, .room = IN_PLACE(256), TRAIN, .normalises = 1},
+     {.batch = SHARED(32),
+      .rest = SHARED(32) - LEAST_NORMALISED,
+      .ran = LEAST_NORMALISED,
+      .room = IN_PLACE(SHARED(32)),
+      TRAIN,
+      .normalises = 1},
      {RECORDED, .batches = 1, .runs = {{1, 8, .1}}},
      {32, 1, 1, 0, 0, 0}},
 };

@@ -73,6 +73,23 @@ static void sink_recording(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
 
+size_t device_bound(const device *dev, size_t samples) {
+    mt_recording *recording;
+    mt_memory_model *model;
+    mt_event_sink sink = {NULL, sink_recording};
+    size_t m;
+
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, samples));
+    sink.user = recording;
+    fake_program_record(&fake_train_program, samples, &sink);
+    ck_ok(mt_memory_model_new(recording, NULL, &model));
+    m = mt_memory_model_largest(model, dev->budget - dev->resident);
+    mt_memory_model_free(model);
+    mt_recording_free(recording);
+    return m > 2 * samples ? m : 2 * samples;
+}
+
 mt_status device_chunk(device *dev, mt_mode mode, size_t samples) {
     mt_event_sink sink = {mt_policy_recording(dev->policy, mode, samples), sink_recording};
     mt_chunk_result result = {.size = sizeof(result)};

@@ -42,6 +42,9 @@ mt_memory device_memory(const device *dev);
 /* Largest chunk that the device can run in its budget. */
 size_t device_fits(const device *dev);
 
+/* The same as far as it is known once so many samples were recorded, and no others: twice as many at least. */
+size_t device_bound(const device *dev, size_t samples);
+
 mt_status device_chunk(device *dev, mt_mode mode, size_t samples);
 
 /* An OOM of a chunk as the budget explains it. */
