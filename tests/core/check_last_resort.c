@@ -8,8 +8,8 @@
 
 #include <stdio.h>
 
-#define BATCH 64
-#define LEAST 2
+#define LEAST FIRST_CHUNK
+#define BATCH (64 / LEAST * LEAST)
 
 /* So little a sample that the gradients, 3000 bytes, are more than what grows with the batch. */
 static const fake_allocation flat_allocations[] = {{1000, 10, FAKE_AT_END}};
@@ -88,7 +88,7 @@ TEST_LOOP("when", tried_where_nothing_else_fits, LENGTH(kinds)) {
     refused = fake.genuine;
     for (uint64_t id = 2; id < 40; id++) {
         fake_log_clear(&fake);
-        report = step_by(BATCH, id, "begin accumulate(0+64) apply");
+        report = step_by(BATCH, id, printed("begin accumulate(0+%d) apply", BATCH));
         if (!kinds[_i].no_peaks) ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
     }
     if (!kinds[_i].no_peaks) ck_assert_uint_eq(fake.genuine, refused);
@@ -131,7 +131,7 @@ TEST("when", other_batches) {
     step(trainer, BATCH, 1);
     refused = fake.genuine;
     fake_log_clear(&fake);
-    step_by(BATCH / 2, 2, "begin accumulate(0+32) apply");
+    step_by(BATCH / 2, 2, printed("begin accumulate(0+%d) apply", BATCH / 2));
     ck_assert_uint_eq(fake.genuine, refused);
     step_fails(trainer, BATCH + 1, 3, MT_EDEVMEM);
     fake.options.budget_bytes = alone(BATCH + 8);
@@ -162,9 +162,9 @@ TEST_LOOP("when", known_of_one_chunk, 2) {
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0); /* there is room for them */
     fake.options.budget_bytes = alone(BATCH);
     fake_log_clear(&fake);
-    step_by(BATCH, 4, "hold begin accumulate(0+64) apply");
+    step_by(BATCH, 4, printed("hold begin accumulate(0+%d) apply", BATCH));
     fake.options.budget_bytes = beside(BATCH) + FAKE_GRADIENT_BYTES;
-    step_by(BATCH, 5, "begin accumulate(0+64) apply");
+    step_by(BATCH, 5, printed("begin accumulate(0+%d) apply", BATCH));
     ck_assert_uint_eq(fake.genuine, 0);
 }
 
@@ -294,7 +294,7 @@ TEST_LOOP("ladder", before_each_rung, LENGTH(ladders)) {
     if (ladders[_i].taken || !ladders[_i].missing)
         step(trainer, BATCH, 1);
     else
-        step_fails(trainer, BATCH, 1, MT_EDEVMEM); /* chunks of 2 are as small as it gets */
+        step_fails(trainer, BATCH, 1, MT_EDEVMEM); /* chunks are as small as it gets */
     ck_assert_uint_eq(fake.rungs, ladders[_i].taken);
     ck_assert_int_eq(fake.holding, ladders[_i].holding);
 }
@@ -330,7 +330,7 @@ TEST("after", the_budget_that_is_named) {
     mt_format_size(beside(LEAST), size, sizeof(size));
     snprintf(budget, sizeof(budget), "a budget of more than %s", size);
     ck_assert_msg(strstr(text, budget) != NULL, "%s", text);
-    ck_assert_msg(strstr(text, "of 2 samples") != NULL, "%s", text);
+    ck_assert_msg(strstr(text, printed("of %d samples", LEAST)) != NULL, "%s", text);
 }
 
 /* Alone a batch normalises over all of its samples, so that it is not done again. */
@@ -347,7 +347,8 @@ static size_t lines;
 static void count_lines(void *user, const char *line) {
     (void)user;
     lines += strstr(line, "\"reason\":\"oom\"") != NULL &&
-             strstr(line, "\"chunks\":[64]") != NULL && strstr(line, "\"alone\":true") != NULL;
+             strstr(line, printed("\"chunks\":[%d]", BATCH)) != NULL &&
+             strstr(line, "\"alone\":true") != NULL;
 }
 
 TEST("after", in_the_trace) {

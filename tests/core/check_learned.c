@@ -4,6 +4,7 @@
  */
 #include "counting_allocator.h"
 #include "trainer_tests.h"
+#include "tuned.h"
 
 #include <inttypes.h>
 #include <sys/stat.h>
@@ -54,9 +55,10 @@ static const struct {
     size_t least;
 } runs[] = {
     {"plain", 14, 0, 0, 0, 0, 0},
-    {"normalises", 14, 1, 0, 0, 0, 2},
+    {"normalises", 14, 1, 0, 0, 0, FIRST_CHUNK},
     {"keeps", 20, 0, 1, 0, 0, 0},
-    {"rung", 1, 0, 0, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING), 0, 2}, /* two do not fit without it */
+    /* So many do not fit without it. */
+    {"rung", 1, 0, 0, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING), 0, FIRST_CHUNK},
     {"unrecorded", 5, 0, 0, 0, FAKE_BIT(FAKE_RECORD), 0},
     {"few fit", 2, 0, 0, 0, 0, 0},
 };
@@ -106,11 +108,11 @@ TEST_LOOP("next", next_run, LENGTH(runs)) {
  */
 TEST_LOOP("next", rung_in_more_room, 16) {
     mt_run_report report = MT_RUN_REPORT_INIT;
-    size_t missing = fits(2).budget_bytes - fits(1).budget_bytes;
+    size_t missing = fits(FIRST_CHUNK).budget_bytes - fits(1).budget_bytes;
 
     take_model(1);
     options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
-    options.min_micro_batch = 2;
+    options.min_micro_batch = FIRST_CHUNK;
     trainer = trainer_of(&options, &own);
     step(trainer, 40, 0);
     ck_ok(mt_trainer_finish(trainer, NULL));

@@ -5,6 +5,7 @@
  */
 #include "fake_backend.h"
 #include "suite.h"
+#include "tuned.h"
 
 #include <math.h>
 #include <memtrain/trainer.h>
@@ -65,7 +66,7 @@ static const variant variants[] = {
     {"bounded", 50, {0}, {.min_micro_batch = 2, .max_micro_batch = 6}},
     {"kept chunks", 14, {.keep = 1}, {.keep_chunks = MT_KEEP_ALWAYS}},
     {"kept chunks, tight",
-     5,
+     2 * FIRST_CHUNK + 1,
      {.keep = 1, .seconds = fake_seconds},
      {.keep_chunks = MT_KEEP_ALWAYS}},
     {"kept chunks, normalising",

@@ -4,13 +4,14 @@
  */
 #include "suite.h"
 #include "trainer_tests.h"
+#include "tuned.h"
 
 /* One allocation that lives as long as the chunk: the gradients add to the peak. */
 static const fake_allocation plain_allocations[] = {{1000, 2000, FAKE_AT_END}};
 static const fake_program plain = {plain_allocations, 1};
 
 #define BATCH 64
-#define MANY 640 /* never one chunk */
+#define MANY 384 /* never one chunk, nor chunks that are nearly as large as BATCH */
 
 /* Bytes that a batch of so many samples needs without gradients beside its own. */
 static size_t room_for(size_t samples) {
@@ -132,7 +133,10 @@ TEST_LOOP("when", the_fastest_that_fits, LENGTH(speeds)) {
     ck_assert_uint_eq(fake.genuine, 0);
 }
 
-/* Sizes grow step by step to the largest that fits beside gradients; only then is it the whole batch. */
+/*
+ * Sizes grow step by step to the largest that fits beside gradients; only then is it the whole batch. How many chunks that
+ * takes follows from FIRST_CHUNK and KNOWN_RUNS.
+ */
 TEST("when", not_at_once) {
     static const size_t chunks[] = {5, 4, 3, 1, 1};
 
@@ -201,14 +205,23 @@ static size_t beside(size_t samples) {
 
 /* What is left of a first batch has the gradients of its recordings to add to. */
 TEST("and back", a_step_has_begun) {
+    /* One recording tells that all but its gradients grows. */
+    const size_t room = fake_program_peak(&flat, BATCH) - FAKE_GRADIENT_BYTES;
+    const size_t fitting = room * FIRST_CHUNK / fake_program_peak(&flat, FIRST_CHUNK);
+    char calls[1000];
+    mt_plan left;
+
+    ck_ok(mt_plan_balanced(BATCH - FIRST_CHUNK, (BATCH - FIRST_CHUNK + fitting - 1) / fitting,
+                           &left));
+    snprintf(calls, sizeof(calls), "begin accumulate(0+%d) ", FIRST_CHUNK);
+    for (size_t i = 0, at = FIRST_CHUNK; at < BATCH; at += mt_plan_chunk(&left, i++))
+        snprintf(calls + strlen(calls), sizeof(calls) - strlen(calls), "accumulate(%zu+%zu) ", at,
+                 mt_plan_chunk(&left, i));
+    strcat(calls, "apply");
     options.train = flat;
     options.budget_bytes = beside(BATCH) - FAKE_GRADIENT_BYTES;
     trainer = trainer_with(&options, NULL);
-    step_by(
-        BATCH, 1,
-        "begin accumulate(0+2) accumulate(2+7) accumulate(9+7) accumulate(16+7) accumulate(23+7) "
-        "accumulate(30+7) accumulate(37+7) accumulate(44+7) accumulate(51+7) accumulate(58+6) "
-        "apply");
+    step_by(BATCH, 1, calls);
     step_by(BATCH, 2, ALONE);
 }
 

@@ -72,7 +72,7 @@ TEST("cut", whole_batch_does_not_fit) {
     options.needs_whole_batch = 1;
     trainer = trainer_with(&options, NULL);
     step_fails(trainer, 31, 1, MT_EDEVMEM);
-    ck_assert_uint_le(count_kind(FAKE_BEGIN), 17);
+    ck_assert_uint_le(count_kind(FAKE_BEGIN), DEFAULT_RETRIES + 1);
     check_only_chunks_of(31);
     ck_assert_str_ne(explanation(), "");
     step(trainer, 30, 2);

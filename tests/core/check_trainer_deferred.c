@@ -5,6 +5,7 @@
 #include "counting_allocator.h"
 #include "suite.h"
 #include "trainer_tests.h"
+#include "tuned.h"
 
 #include <math.h>
 #include <memtrain/policy.h>
@@ -18,7 +19,7 @@ typedef struct seen {
     double loss, metrics[FAKE_METRICS], seconds;
 } seen;
 
-/* A backend that defers, and chunks of 16. */
+/* A backend that defers, and chunks of 16, which are known after a batch of four. */
 static void begin(void) {
     begin_defaults();
     options = fits(20);
@@ -107,12 +108,21 @@ static void learn(int keep, int how) {
 
 #define CALLS (FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_COLLECT) | FAKE_BIT(FAKE_APPLY))
 
+/* Adds a call for each chunk of 16, from the n-th to before the last one. */
+static void add_calls(char text[400], const char *name, size_t from, size_t to) {
+    for (size_t n = from; n < to; n++)
+        snprintf(text + strlen(text), 400 - strlen(text), "%s(%zu+16) ", name, 16 * n);
+}
+
 /* All figures of a step are asked for at its end, once a size is known. */
 TEST("when", asked_for_once_a_step) {
+    char expected[400] = "";
+
     trainer = trainer_with(&options, &policy);
-    step(trainer, 48, 1); /* the first three chunks of a size are waited for */
-    ck_assert_str_eq(fake_log_text(&fake, CALLS),
-                     "accumulate(0+16) accumulate(16+16) accumulate(32+16) apply");
+    step(trainer, (size_t)16 * KNOWN_RUNS, 1); /* the first chunks of a size are waited for */
+    add_calls(expected, "accumulate", 0, KNOWN_RUNS);
+    strcat(expected, "apply");
+    ck_assert_str_eq(fake_log_text(&fake, CALLS), expected);
     fake_log_clear(&fake);
     step(trainer, 32, 2);
     ck_assert_str_eq(fake_log_text(&fake, CALLS),
@@ -123,7 +133,7 @@ TEST("when", asked_for_once_a_step) {
 TEST("when", preparations) {
     options.prepares = 1;
     trainer = trainer_with(&options, &policy);
-    step(trainer, 48, 1);
+    step(trainer, (size_t)16 * KNOWN_RUNS, 1);
     ck_assert_uint_eq(fake.deferred_preparations, 0);
     step(trainer, 32, 2);
     ck_assert_uint_eq(fake.deferred_preparations, 1);
@@ -131,7 +141,7 @@ TEST("when", preparations) {
     ck_assert_uint_eq(fake.deferred_preparations, 1);
 }
 
-/* A size that has not run three times is waited for, and none is in a run without times. */
+/* A size that is not known is waited for, and none is in a run without times. */
 TEST("when", sizes_that_are_known) {
     mt_policy_options wishes = MT_POLICY_OPTIONS_INIT;
     mt_memory memory = MT_MEMORY_INIT;
@@ -142,7 +152,7 @@ TEST("when", sizes_that_are_known) {
     result.seconds = 0.5;
     wishes.micro_batch = 8;
     ck_ok(mt_policy_new(&wishes, NULL, &asked));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < KNOWN_RUNS; i++) {
         ck_ok(mt_policy_plan(asked, MT_TRAIN, 8, &memory, &plan));
         ck_assert_int_eq(mt_policy_wants_seconds(asked, MT_TRAIN, 8), 1);
         ck_ok(mt_policy_observe(asked, MT_TRAIN, 8, 0, &result));
@@ -302,12 +312,10 @@ TEST_LOOP("evaluate", told_at_the_end, LENGTH(evaluations)) {
     ck_assert_uint_eq(defers.retries, at != 0);
 }
 
-/* What was told stays: of six chunks the first three are waited for, and the others are done again. */
+/* What was told stays: the first chunks of a size are waited for, and the three others are done again. */
 TEST_LOOP("evaluate", what_was_told_stays, 2) {
-    static const char *const calls[] = {
-        "evaluate(48+16) evaluate(64+16) evaluate!(80+16) ",
-        "evaluate(48+16) evaluate(64+16) evaluate(80+16) collect(0+1) collect!(1+1) "};
-    char expected[400];
+    enum { ALL_CHUNKS = KNOWN_RUNS + 3 };
+    char expected[400] = "";
     mt_eval_report reports[2];
 
     for (int is_hit = 0; is_hit < 2; is_hit++) {
@@ -315,14 +323,15 @@ TEST_LOOP("evaluate", what_was_told_stays, 2) {
         options.defers = 1;
         trainer = trainer_with(&options, &policy);
         if (is_hit)
-            fake_fail_kind(&fake, _i ? FAKE_COLLECT : FAKE_EVALUATE, _i ? 2 : 6, MT_EDEVMEM);
-        reports[is_hit] = evaluate(trainer, 96, 1);
+            fake_fail_kind(&fake, _i ? FAKE_COLLECT : FAKE_EVALUATE, _i ? 2 : ALL_CHUNKS,
+                           MT_EDEVMEM);
+        reports[is_hit] = evaluate(trainer, (size_t)16 * ALL_CHUNKS, 1);
     }
-    snprintf(expected, sizeof(expected),
-             "evaluate(0+16) evaluate(16+16) evaluate(32+16) %s"
-             "evaluate(48+16) evaluate(64+16) evaluate(80+16) collect(0+1) collect(1+1) "
-             "collect(2+1)",
-             calls[_i]);
+    add_calls(expected, "evaluate", 0, _i ? ALL_CHUNKS : ALL_CHUNKS - 1);
+    if (_i) strcat(expected, "collect(0+1) collect!(1+1) ");
+    if (!_i) add_calls(expected, "evaluate!", ALL_CHUNKS - 1, ALL_CHUNKS);
+    add_calls(expected, "evaluate", KNOWN_RUNS, ALL_CHUNKS);
+    strcat(expected, "collect(0+1) collect(1+1) collect(2+1)");
     ck_assert_str_eq(fake_log_text(&fake, EVALUATIONS), expected);
     check_same_figures(&reports[0], &reports[1]);
 }
@@ -337,7 +346,7 @@ TEST_LOOP("evaluate", a_failure_ends_it, 2) {
     check_same_figures(&waits, &defers);
 }
 
-/* A size that has not run three times is waited for. */
+/* A size that is not known is waited for. */
 TEST("evaluate", sizes_that_are_not_known) {
     learn_to_evaluate(1);
     evaluate(trainer, 40, 1);

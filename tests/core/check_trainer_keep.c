@@ -250,7 +250,8 @@ TEST("room", not_marked) {
     options.normalises_over_batch = 1;
     trainer = trainer_with(&options, &policy);
     step(trainer, 6, 1);
-    check_calls("begin accumulate(0+2) rollback begin mark accumulate(0+6) apply");
+    check_calls(
+        printed("begin accumulate(0+%d) rollback begin mark accumulate(0+6) apply", FIRST_CHUNK));
     evaluate(trainer, 32, 1);
     ck_assert_uint_eq(count_kind(FAKE_MARK), 0);
     fake_log_clear(&fake);
@@ -382,7 +383,7 @@ TEST("given up", forgotten_after_a_while) {
     options.device_bytes = room_for(16) + 100;
     options.no_evidence = 1;
     learn(); /* it fails, and is given up */
-    for (int round = 0, wait = 4; round < 3; round++, wait *= 2) {
+    for (int round = 0, wait = PATIENCE; round < 3; round++, wait *= 2) {
         int without = 0;
 
         for (fake_log_clear(&fake); count_kind(FAKE_MARK) == 0 && without < 200; without++)
@@ -413,18 +414,20 @@ TEST("rungs", other_rungs) {
 /* A batch made smaller: its chunks cover its samples, in every attempt. */
 TEST_LOOP("rungs", with_a_smaller_batch, 3) {
     static const fake_kind kinds[] = {FAKE_ACCUMULATE, FAKE_MARK, FAKE_APPLY};
-    static const size_t taken[] = {24, 27, 27}; /* a chunk that fails twice is made smaller again */
+    const size_t least = 8, chunk = cut_once(12) > least ? cut_once(12) : least;
+    /* A chunk that fails twice is made smaller again. */
+    const size_t taken[] = {3 * least, 3 * chunk, 3 * chunk};
 
     policy = allowing(BIT(SMALLER_BATCH));
     options.may_shorten = 1;
-    options.min_micro_batch = 8;
+    options.min_micro_batch = least;
     options.units = fake_unit_table;
     options.unit_count = FAKE_UNITS_COUNT;
     policy.rate_rule = MT_RATE_LINEAR;
     trainer = trainer_with(&options, &policy);
     step(trainer, 64, 1);
     fake.options.budget_bytes = room_for(12) - 1;
-    ck_assert_uint_eq(some(trainer, 12, 1).samples, 9);
+    ck_assert_uint_eq(some(trainer, 12, 1).samples, chunk);
     fake.options.budget_bytes = room_for(12) + FAKE_GRADIENT_BYTES;
     fake_fail_kind_for_ever(&fake, kinds[_i], 2, MT_EDEVMEM);
     fake.kind_fail_until[kinds[_i]] = 3; /* twice: the second time it is planned again */
@@ -437,6 +440,7 @@ TEST_LOOP("rungs", with_a_smaller_batch, 3) {
 
 /* A step of one chunk that has failed for no reason twice is made smaller outside of it. */
 TEST("rungs", made_smaller_outside_the_step) {
+    const size_t less = cut_once(50), least = cut_once(less);
     mt_step_report report;
 
     options.budget_bytes = room_for(100);
@@ -450,8 +454,8 @@ TEST("rungs", made_smaller_outside_the_step) {
     fake_fail_kind_for_ever(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
     fake.kind_fail_until[FAKE_ALLOCATION] = 6;
     report = some(trainer, 50, 2);
-    ck_assert_uint_eq(report.samples, 32);
-    ck_assert_uint_eq(report.discarded, 3 * 50 + 2 * 40 + 32);
+    ck_assert_uint_eq(report.samples, least);
+    ck_assert_uint_eq(report.discarded, 3 * 50 + 2 * less + least);
 }
 
 static char told[2000]; /* lines of the trace */

@@ -26,7 +26,7 @@ static int steps_until_other(int most) {
 
 /* ---- up ------------------------------------------------------------------------------------- */
 
-/* The rungs that suffice for four samples, and what is on then. */
+/* The rungs that suffice for a few samples, and what is on then. */
 static const struct {
     const char *name;
     unsigned has, allow, forbid, suffice;
@@ -45,7 +45,7 @@ static const struct {
 /* Found out by OOMs in the first step, or known before a later one, where the budget has shrunk. */
 TEST_LOOP("up", climbs, 2 * LENGTH(rows)) {
     int row = _i / 2, beforehand = _i % 2;
-    size_t enough = budget_with(rows[row].suffice, 4);
+    size_t enough = budget_with(rows[row].suffice, FEW);
     mt_step_report report;
 
     options = with_rungs(rows[row].has, beforehand ? budget_with(0, 20) : enough);
@@ -70,7 +70,7 @@ TEST_LOOP("up", climbs, 2 * LENGTH(rows)) {
 TEST("up", no_set_rung) {
     mt_backend seam;
 
-    options = with_rungs(SAVERS, budget_with(SAVERS, 4));
+    options = with_rungs(SAVERS, budget_with(SAVERS, FEW));
     seam = new_seam();
     seam.set_rung = NULL;
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
@@ -84,7 +84,7 @@ TEST("up", evaluation_climbs) {
     options.eval = fake_train_program; /* as heavy as training */
     trainer = trainer_with(&options, &policy);
     evaluate(trainer, 32, 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     evaluate(trainer, 32, 2);
     ck_assert_uint_eq(fake.rungs, BIT(AMP));
 }
@@ -96,7 +96,7 @@ static void run_short_of_memory(void) {
     policy.clear_every = MT_CLEAR_NEVER;
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_SET_RUNG, 1, MT_EDEVMEM);
 }
@@ -129,12 +129,12 @@ TEST_LOOP("refused", refused_on, 2) {
     step(trainer, 32, 1);
     fake.options.refused_on = BIT(CHECKPOINTING);
     fake.options.refused_status = cases[_i].why;
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(OFFLOAD));
     fake.options.refused_on = 0;
     fake.options.budget_bytes = budget_with(0, 20);
     ck_assert_int_eq(steps_until_other(100), PATIENCE + 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     ck_assert_uint_eq(step(trainer, 32, 3).rungs, cases[_i].later);
 }
 
@@ -142,18 +142,18 @@ TEST_LOOP("refused", refused_on, 2) {
 TEST_LOOP("refused", refused_off, 2) {
     trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     step(trainer, 32, 2);
     fake.options.budget_bytes = budget_with(0, 20);
     fake.options.refused_off = BIT(CHECKPOINTING);
     fake.options.refused_status = _i == 0 ? MT_EDEVMEM : MT_ENOTSUP;
     fake_log_clear(&fake);
-    for (uint64_t id = 3; id < 80; id++)
+    for (uint64_t id = 3; id < 3 + 20 * PATIENCE; id++)
         ck_assert_uint_eq(step(trainer, 32, id).rungs, BIT(CHECKPOINTING));
     ck_assert_uint_ge(count_kind(FAKE_SET_RUNG), 2);
     ck_assert_uint_le(count_kind(FAKE_SET_RUNG), 8);
     fake.options.refused_off = 0;
-    ck_assert_int_lt(steps_until_other(200), 200);
+    ck_assert_int_lt(steps_until_other(50 * PATIENCE), 50 * PATIENCE);
 }
 
 /* Any other failure is no matter of memory, and ends the step. */
@@ -166,7 +166,7 @@ TEST_LOOP("refused", set_rung_fails, 2) {
     options.needs_whole_batch = _i;
     trainer = trainer_with(&options, &policy);
     step(trainer, 20, 1);
-    fake.options.budget_bytes = _i == 0 ? budget_with(BIT(CHECKPOINTING), 4) : budget_with(0, 10);
+    fake.options.budget_bytes = _i == 0 ? budget_with(BIT(CHECKPOINTING), FEW) : budget_with(0, 10);
     fake_fail_kind(&fake, kinds[_i], 1, MT_EIO);
     step_refused(20, 2, MT_EIO, "injected: set_r");
     some(trainer, 20, 2);
@@ -180,7 +180,7 @@ TEST("down", leaves) {
     trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
     for (int round = 0; round < 4; round++) {
-        fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+        fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
         step(trainer, 32, 2);
         ck_assert_uint_eq(fake.rungs, BIT(CHECKPOINTING));
         fake.options.budget_bytes = budget_with(0, 20);
@@ -195,10 +195,12 @@ TEST("down", leaves) {
 
 /* Its first samples are a batch like any other: same bits as one of that many, at that rate. */
 TEST_LOOP("smaller", shortened_step, 3) {
-    static const struct {
+    const size_t few = cut_to(20, 32);
+    const double share = (double)few / 32;
+    const struct {
         mt_rate_rule rule;
         double rate;
-    } rules[] = {{MT_RATE_KEEP, 1}, {MT_RATE_LINEAR, 0.625}, {MT_RATE_SQRT, 0.79056941504209483}};
+    } rules[] = {{MT_RATE_KEEP, 1}, {MT_RATE_LINEAR, share}, {MT_RATE_SQRT, sqrt(share)}};
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_step_report first, second, expected;
@@ -211,25 +213,25 @@ TEST_LOOP("smaller", shortened_step, 3) {
     first = some(trainer, 32, 1);
     second = some(trainer, 32, 2);
     ck_assert_uint_eq(first.rungs, BIT(SMALLER_BATCH));
-    ck_assert_uint_eq(first.samples, 20);
-    ck_assert_uint_eq(second.samples, 20);
+    ck_assert_uint_eq(first.samples, few);
+    ck_assert_uint_eq(second.samples, few);
     ck_assert_uint_eq(second.chunk_count, 1);
-    ck_assert_uint_eq(second.chunks[0], 20);
+    ck_assert_uint_eq(second.chunks[0], few);
     ck_assert_double_eq_tol(second.rate, rules[_i].rate, 1e-15);
     ck_assert_double_eq(fake.rate, second.rate);
     ck_ok(mt_trainer_summary(trainer, &run));
-    ck_assert_uint_eq(run.samples_trained, 40);
+    ck_assert_uint_eq(run.samples_trained, 2 * few);
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
-    ck_assert_uint_eq(epoch.samples, 40);
+    ck_assert_uint_eq(epoch.samples, 2 * few);
     hash = fake_hash(&fake);
     done(trainer);
 
     options.budget_bytes = budget_with(0, 40);
     trainer = trainer_with(&options, NULL);
     fake.rate = second.rate;
-    expected = step(trainer, 20, 1);
+    expected = step(trainer, few, 1);
     ck_assert_double_eq(expected.loss, first.loss);
-    expected = step(trainer, 20, 2);
+    expected = step(trainer, few, 2);
     ck_assert_double_eq(expected.loss, second.loss);
     ck_assert_mem_eq(expected.metrics, second.metrics, sizeof(expected.metrics));
     ck_assert_double_eq(expected.grad_norm, second.grad_norm);
@@ -254,7 +256,7 @@ TEST("smaller", smallest_chunk) {
     trainer = trainer_with(&options, &policy);
     ck_assert_uint_eq(some(trainer, 30, 1).samples, 30);
     ck_assert_uint_eq(some(trainer, 8, 2).samples, 8);
-    ck_assert_uint_eq(some(trainer, 12, 3).samples, 9);
+    ck_assert_uint_eq(some(trainer, 12, 3).samples, cut_once(12) > 8 ? cut_once(12) : 8);
     ck_assert_uint_eq(some(trainer, 8, 4).samples, 8);
     fake.options.budget_bytes = budget_with(0, 8) - 1;
     step_fails(trainer, 8, 5, MT_EDEVMEM); /* a smaller chunk is not legal */
@@ -272,26 +274,29 @@ TEST("smaller", passed_over) {
     ck_assert_uint_eq(step(trainer, 8, 1).rungs, BIT(MINIMAL));
     report = some(trainer, 15, 2);
     ck_assert_uint_eq(report.rungs, BIT(SMALLER_BATCH) | BIT(MINIMAL));
-    ck_assert_uint_eq(report.samples, 12);
+    ck_assert_uint_eq(report.samples, cut_to(12, 15));
 }
 
 /* There is room again: one cut less at a time, and at last the whole batch at the full rate. */
 TEST("smaller", grows_back) {
+    const size_t first = cut_once(cut_once(cut_once(32)));
+    const size_t second = one_cut_less(first), third = one_cut_less(second);
     mt_step_report report;
+    uint64_t id = 1;
 
-    options = whole(16);
+    options = whole(first);
     policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
     trainer = trainer_with(&options, &policy);
-    ck_assert_uint_eq(some(trainer, 32, 1).samples, 16);
-    fake.options.budget_bytes = budget_with(0, 26);
-    for (uint64_t id = 2; id < 6; id++) ck_assert_uint_eq(some(trainer, 32, id).samples, 16);
-    for (uint64_t id = 6; id < 11; id++) ck_assert_uint_eq(some(trainer, 32, id).samples, 20);
-    for (uint64_t id = 11; id < 40; id++) report = some(trainer, 32, id);
-    ck_assert_uint_eq(report.samples, 25);
-    ck_assert_double_eq(report.rate, 25.0 / 32);
+    ck_assert_uint_eq(some(trainer, 32, id++).samples, first);
+    fake.options.budget_bytes = budget_with(0, one_cut_less(third) - 1);
+    for (int i = 0; i < PATIENCE; i++) ck_assert_uint_eq(some(trainer, 32, id++).samples, first);
+    for (int i = 0; i <= PATIENCE; i++) ck_assert_uint_eq(some(trainer, 32, id++).samples, second);
+    for (int i = 0; i < 7 * PATIENCE; i++) report = some(trainer, 32, id++);
+    ck_assert_uint_eq(report.samples, third);
+    ck_assert_double_eq(report.rate, (double)third / 32);
     fake.options.budget_bytes = budget_with(0, 40);
-    for (uint64_t id = 40; id < 80; id++) report = some(trainer, 32, id);
+    for (int i = 0; i < 10 * PATIENCE; i++) report = some(trainer, 32, id++);
     ck_assert_uint_eq(report.samples, 32);
     ck_assert_uint_eq(report.rungs, 0);
     ck_assert_double_eq(report.rate, 1);
@@ -308,7 +313,7 @@ TEST("smaller", no_set_rate) {
     options.absent = FAKE_BIT(FAKE_SET_RATE);
     trainer = trainer_with(&options, &policy);
     report = some(trainer, 32, 1);
-    ck_assert_uint_eq(report.samples, 20);
+    ck_assert_uint_eq(report.samples, cut_to(20, 32));
     ck_assert_double_eq(report.rate, 1);
 }
 
@@ -333,7 +338,7 @@ TEST_LOOP("device", to_the_cpu_and_back, 2) {
     policy = allowing(rungs);
     options.seconds = fake_seconds;
     options.rung_seconds[MT_RUNG_CPU] = 5;
-    if (_i == 1) options.cpu_bytes = budget_with(rungs, 4);
+    if (_i == 1) options.cpu_bytes = budget_with(rungs, FEW);
     trainer = trainer_with(&options, &policy);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 3; i++) ck_assert_uint_eq(step(trainer, 32, id++).rungs, 0);

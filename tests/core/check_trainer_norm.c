@@ -4,6 +4,7 @@
  */
 #include "suite.h"
 #include "trainer_tests.h"
+#include "tuned.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +27,8 @@ TEST("norm", found) {
     memcpy(chunks, report.chunks, count * sizeof *chunks);
     ck_assert_uint_ge(count_kind(FAKE_ROLLBACK), 1);
     ck_assert_uint_gt(report.discarded, 0);
-    for (size_t i = 0; i < count; i++) ck_assert_uint_gt(chunks[i], 2); /* no small recording */
+    for (size_t i = 0; i < count; i++)
+        ck_assert_uint_gt(chunks[i], FIRST_CHUNK); /* no small recording */
     fake_log_clear(&fake);
     ck_assert_uint_eq(step(trainer, 32, 2).discarded, 0);
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);

@@ -4,6 +4,7 @@
  */
 #include "suite.h"
 #include "trainer_tests.h"
+#include "tuned.h"
 
 /* What a backend knows, from most to least. */
 static const struct {
@@ -41,7 +42,7 @@ static double steps(uint64_t *id, int count) {
     return seconds;
 }
 
-/* A shortage of one step, and the speed 10 steps later. */
+/* A shortage of one step, and the speed some steps later. */
 TEST_LOOP("passes", a_shortage_passes, 2 * LENGTH(backends)) {
     static const size_t left[] = {4, 13};
     int row = _i / 2;
@@ -53,7 +54,7 @@ TEST_LOOP("passes", a_shortage_passes, 2 * LENGTH(backends)) {
     fake.options.device_bytes = bytes_for(left[_i % 2]);
     during = steps(&id, 1);
     fake.options.device_bytes = 0;
-    after = steps(&id, 10);
+    after = steps(&id, 2 * PATIENCE + 2);
     ck_assert_msg(after <= before * 1.001, "%s: %g s a step before, %g in and %g after it",
                   backends[row].name, before, during, after);
 }
@@ -71,7 +72,7 @@ TEST_LOOP("passes", hog_that_is_not_told, LENGTH(backends)) {
         steps(&id, (int)(fake_random(&state) % 6) + 1);
     }
     fake.options.device_bytes = 0;
-    steps(&id, 140); /* what was tried in vain is tried ever more rarely: 8, 32, 128 steps */
+    steps(&id, 35 * PATIENCE); /* what was tried in vain is tried ever more rarely */
     ck_assert_msg(steps(&id, 1) <= before * 1.001, "%s", backends[_i].name);
 }
 
@@ -210,7 +211,7 @@ TEST_LOOP("passes", a_rung_is_left, LENGTH(rungs_taken)) {
     ck_assert_msg(step(trainer, rungs_taken[_i].batch, id++).rungs == options.rungs, "%s",
                   rungs_taken[_i].name);
     fake.options.device_bytes = 0;
-    for (int i = 0; i < 12; i++) step(trainer, rungs_taken[_i].batch, id++);
+    for (int i = 0; i < 3 * PATIENCE; i++) step(trainer, rungs_taken[_i].batch, id++);
     ck_assert_msg(fake.rungs == 0, "%s", rungs_taken[_i].name);
 }
 
@@ -237,7 +238,7 @@ TEST_LOOP("tries", each_chunk_has_its_own_tries, 2) {
 
     options = fits(40);
     policy.micro_batch = 2;
-    policy.max_retries = _i == 0 ? 16 : 2;
+    policy.max_retries = _i == 0 ? DEFAULT_RETRIES : 2;
     options.keep = options.tells_gradients = 1;
     options.no_evidence = 0;
     options.budget_bytes += FAKE_GRADIENT_BYTES;

@@ -39,9 +39,11 @@ TEST("calls", order) {
     trainer = trainer_with(&options, &policy);
     step_by(
         32, 1,
-        "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+4) accumulate(0+4) rollback "
-        "begin prepare(1+11) accumulate(0+11) rollback "
-        "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
+        printed("begin prepare(1+%d) accumulate(0+%d) rollback begin prepare(1+%d) "
+                "accumulate(0+%d) rollback "
+                "begin prepare(1+11) accumulate(0+11) rollback "
+                "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply",
+                FIRST_CHUNK, FIRST_CHUNK, 2 * FIRST_CHUNK, 2 * FIRST_CHUNK));
     step_by(12, 2, "begin prepare(1+12) accumulate(0+12) apply");
     ck_assert_uint_eq(fake.genuine, 0);
 }
@@ -54,19 +56,23 @@ TEST_LOOP("calls", begins_small, 2) {
     options.seconds = fake_seconds;
     trainer = trainer_with(&options, NULL);
     report = step(trainer, 60, 1);
-    ck_assert_uint_eq(report.discarded, 2);
+    ck_assert_uint_eq(report.discarded, FIRST_CHUNK);
     ck_assert_uint_le(report.predicted_peak_bytes, report.peak_bytes);
     if (report.predicted_peak_bytes) /* 0: one recording tells of no other size */
         ck_assert_uint_le(report.peak_bytes - report.predicted_peak_bytes, report.peak_bytes / 50);
     if (_i == 0)
-        check_log("begin prepare(1+2) accumulate(0+2) rollback "
-                  "begin prepare(8+60) accumulate(0+8) accumulate(8+8) accumulate(16+8) "
-                  "accumulate(24+8) accumulate(32+7) accumulate(39+7) accumulate(46+7) "
-                  "accumulate(53+7) apply");
+        check_log(printed("begin prepare(1+%d) accumulate(0+%d) rollback "
+                          "begin prepare(8+60) accumulate(0+8) accumulate(8+8) accumulate(16+8) "
+                          "accumulate(24+8) accumulate(32+7) accumulate(39+7) accumulate(46+7) "
+                          "accumulate(53+7) apply",
+                          FIRST_CHUNK, FIRST_CHUNK));
     for (uint64_t id = 2; id < 30; id++) step(trainer, 60, id);
 }
 
-/* All chunks of a batch have one size: one that is to be known is that of a whole batch, and each is tried for one or two. */
+/*
+ * All chunks of a batch have one size: one that is to be known is that of a whole batch, and each is tried for one or two.
+ * In the twelfth none runs again, which follows from KNOWN_RUNS and PATIENCE.
+ */
 TEST("calls", does_not_run_again) {
     tell(64);
     options.seconds = fake_seconds;
@@ -90,8 +96,10 @@ TEST("calls", given_and_small) {
     step_by(32, 2, "begin prepare(3+32) accumulate(0+5) accumulate(5+20) accumulate(25+7) apply");
     done(trainer);
     trainer = trainer_with(&options, NULL);
-    step_by(3, 1,
-            "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+3) accumulate(0+3) apply");
+    step_by(FIRST_CHUNK + 1, 1,
+            printed("begin prepare(1+%d) accumulate(0+%d) rollback begin prepare(1+%d) "
+                    "accumulate(0+%d) apply",
+                    FIRST_CHUNK, FIRST_CHUNK, FIRST_CHUNK + 1, FIRST_CHUNK + 1));
 }
 
 /* Chunks are neither marked nor are gradients given back, though the backend could. */

@@ -71,7 +71,7 @@ TEST_LOOP("end", gives_rungs_back, LENGTH(backs)) {
     }
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
-    if (backs[_i].on_before) fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    if (backs[_i].on_before) fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     step(trainer, 32, 2);
     fake.options.refused_off = backs[_i].stays_on;
     fake.options.refused_status = backs[_i].why;
@@ -101,7 +101,7 @@ TEST_LOOP("end", gives_a_left_rung_back, 2) {
     policy.max_retries = 1;
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     step(trainer, 32, 2);
     fake.options.budget_bytes = budget_with(0, 20);
     for (int i = 0; i < PATIENCE; i++) step(trainer, 32, 3);
@@ -187,16 +187,19 @@ TEST_LOOP("end", gives_up_for_no_reason, 4) {
 /* Evaluation that does not fit takes no rung away that training needs. */
 TEST("end", evaluation_gives_up) {
     static const fake_allocation huge[] = {{10000000, 1, FAKE_AT_END}};
+    const size_t first = 2 * LEAST_NORMALISED, batch = first * SMALLEST_SHARE;
 
+    options.min_micro_batch = first / 2;
     options.eval = (fake_program){huge, 1};
     options.absent = FAKE_BIT(FAKE_RECORD); /* so that to climb again would cost an OOM */
     trainer = trainer_with(&options, NULL);
-    step(trainer, 32, 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
-    ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(CHECKPOINTING));
+    step(trainer, batch, 1);
+    /* For half of what such a kind begins with. */
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), first / 2);
+    ck_assert_uint_eq(step(trainer, batch, 2).rungs, BIT(CHECKPOINTING));
     evaluation_fails(16, 3, MT_EDEVMEM);
     fake_log_clear(&fake);
-    ck_assert_uint_eq(step(trainer, 32, 4).rungs, BIT(CHECKPOINTING));
+    ck_assert_uint_eq(step(trainer, batch, 4).rungs, BIT(CHECKPOINTING));
     ck_assert_uint_eq(fake.rungs, BIT(CHECKPOINTING));
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);
 }
@@ -274,7 +277,7 @@ TEST("replay", replay_of_a_whole_batch) {
         ck_assert_uint_eq(reports[i].chunk_count, 1);
         chunks[i] = reports[i].chunks[0];
     }
-    ck_assert_uint_eq(reports[0].samples, 20);
+    ck_assert_uint_eq(reports[0].samples, cut_to(20, 32));
     hash = fake_hash(&fake);
     done(trainer);
 
@@ -332,7 +335,7 @@ TEST("replay", replay_teaches_nothing_wrong) {
 
     trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     step(trainer, 32, 2);
     bytes = mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 8);
     fake.options.budget_bytes = budget_with(0, 20);
@@ -405,7 +408,7 @@ TEST("trace", rungs_in_the_trace) {
     step(trainer, 32, 1);
     ck_assert_uint_eq(lines_with("\"rungs\"", ""), 0);
     ck_assert_uint_eq(lines_with("\"rate\"", ""), 0);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     step(trainer, 32, 2);
     ck_assert_uint_eq(lines_with("{\"event\":\"rung\",\"step\":2,\"name\":\"checkpointing\","
                                  "\"on\":true,\"reason\":\"budget\"}",
@@ -424,6 +427,8 @@ TEST("trace", rungs_in_the_trace) {
 }
 
 TEST("trace", smaller_batch_in_the_trace) {
+    const int few = (int)cut_to(20, 32);
+
     options = whole(20);
     policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
@@ -434,9 +439,11 @@ TEST("trace", smaller_batch_in_the_trace) {
     ck_assert_uint_eq(lines_with("\"event\":\"rung\"",
                                  "\"name\":\"smaller_batch\",\"on\":true,\"reason\":\"oom\"}"),
                       1);
-    ck_assert_uint_eq(lines_with("\"event\":\"step\"", "\"samples\":20,\"chunks\":[20]"), 1);
     ck_assert_uint_eq(
-        lines_with("\"event\":\"step\"", "\"rungs\":[\"smaller_batch\"],\"rate\":0.625"), 1);
+        lines_with("\"event\":\"step\"", printed("\"samples\":%d,\"chunks\":[%d]", few, few)), 1);
+    ck_assert_uint_eq(lines_with("\"event\":\"step\"",
+                                 printed("\"rungs\":[\"smaller_batch\"],\"rate\":%g", few / 32.0)),
+                      1);
 }
 
 TRAINER_SUITE_FROM("trainer_rungs", begin)

@@ -4,6 +4,7 @@
  */
 #include "suite.h"
 #include "trainer_tests.h"
+#include "tuned.h"
 
 /* In the fake, samples of shape s are 1 + s times as large. */
 static uint64_t id_of(uint64_t shape, uint64_t number) {
@@ -33,7 +34,7 @@ TEST_LOOP("shapes", alternating, 5) {
         int shapes, steps;
     } runs[] = {{1, 10}, {2, 20}, {3, 30}, {7, 70}, {30, 90}};
 
-    shape(130);
+    shape((size_t)65 * FIRST_CHUNK); /* of the largest a few fit */
     policy.deterministic = 1;
     trainer = trainer_with(&options, &policy);
     for (int i = 0; i < runs[_i].steps; i++) {

@@ -5,6 +5,7 @@
  */
 #include "suite.h"
 #include "trainer_tests.h"
+#include "tuned.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -16,9 +17,10 @@ TEST("order", order_plain) {
     policy.deterministic = 1;
     trainer = trainer_with(&options, &policy);
     step_by(32, 1,
-            "begin accumulate(0+2) rollback begin accumulate(0+4) rollback begin "
-            "accumulate(0+11) rollback "
-            "begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
+            printed("begin accumulate(0+%d) rollback begin accumulate(0+%d) rollback begin "
+                    "accumulate(0+11) rollback "
+                    "begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply",
+                    FIRST_CHUNK, 2 * FIRST_CHUNK));
     step_by(32, 2, "begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
     step_by(12, 3, "begin accumulate(0+12) apply");
 }
@@ -32,8 +34,9 @@ TEST("order", order_discarded_recording) {
     report = step(trainer, 24, 1);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 2);
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
-    for (size_t i = 0; i < report.chunk_count; i++) ck_assert_uint_gt(report.chunks[i], 2);
-    ck_assert_uint_eq(report.discarded, 2);
+    for (size_t i = 0; i < report.chunk_count; i++)
+        ck_assert_uint_gt(report.chunks[i], FIRST_CHUNK);
+    ck_assert_uint_eq(report.discarded, FIRST_CHUNK);
     fake_log_clear(&fake);
     step_by(24, 2, "begin accumulate(0+12) accumulate(12+12) apply");
 }

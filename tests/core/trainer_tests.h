@@ -8,6 +8,8 @@
 #include "each_test.h"
 #include "trainer_fixture.h"
 
+#include <stdarg.h>
+
 /* Each test runs in a process of its own, so there is one of each for all. */
 static fake_options options;
 static mt_policy_options policy;
@@ -39,6 +41,17 @@ static inline mt_step_report step_by(size_t count, uint64_t id, const char *call
 
     check_log(calls);
     return report;
+}
+
+/* Calls whose numbers are computed. Static. */
+__attribute__((format(printf, 1, 2))) static inline const char *printed(const char *format, ...) {
+    static char text[1000];
+    va_list values;
+
+    va_start(values, format);
+    ck_assert_int_lt(vsnprintf(text, sizeof(text), format, values), (int)sizeof(text));
+    va_end(values);
+    return text;
 }
 
 /* One step that fails as in step_fails, with these words in the error line. */

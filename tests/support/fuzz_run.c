@@ -3,14 +3,17 @@
  */
 #include "fuzz_run.h"
 
+#include "tuned.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     CALLS_MOST = 400000, /* of the backend in a step; beyond that it is taken for endless */
-    PEACE_STEPS = 300,
-    PACE_STEPS = 20, /* the last of them, which are compared */
+    PEACE_STEPS =
+        75 * PATIENCE, /* none of what is tried ever more rarely is in the last of them, ... */
+    PACE_STEPS = 20,   /* ... which are compared */
     STEPS_MOST = 120 + PEACE_STEPS,
     CHUNKS_MOST = 300
 };
