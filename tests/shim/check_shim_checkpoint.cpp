@@ -776,14 +776,15 @@ TEST("weights", a_count_of_batches_may_be_missing) {
     Trainer trainer(options_number(0)), other(options_number(0));
     std::vector<std::pair<std::string, at::Tensor>> rest;
     for (const auto &item : trainer.net->named_parameters())
-        rest.emplace_back(item.key(), item.value().detach());
+        rest.emplace_back(item.key(), item.value().detach().cpu());
     for (const auto &item : trainer.net->named_buffers())
-        if (item.key() != "norm.num_batches_tracked") rest.emplace_back(item.key(), item.value());
+        if (item.key() != "norm.num_batches_tracked")
+            rest.emplace_back(item.key(), item.value().cpu());
     write_tensors(rest);
     other.net->norm->num_batches_tracked.fill_(7);
     ck_ok(mt_model_load_weights(other.model, path.c_str(), nullptr));
     ck_assert_int_eq(other.net->norm->num_batches_tracked.item<int64_t>(), 7);
-    ck_assert(at::equal(other.net->conv1->weight, trainer.net->conv1->weight));
+    ck_assert(at::equal(other.net->conv1->weight.cpu(), trainer.net->conv1->weight.cpu()));
     rest.pop_back();
     write_tensors(rest);
     ck_refused(mt_model_load_weights(other.model, path.c_str(), nullptr), MT_EINVAL,
