@@ -21,8 +21,8 @@ static size_t first_chunk(const mt__facts *f, const mt__kind *k) {
     size_t begin = mt__min(mt__max(LEAST_NORMALISED, f->rest / SMALLEST_SHARE), f->rest / 2);
     size_t first = mt__max(f->can_record ? FIRST_CHUNK : begin, f->least);
     if (k->has_run || f->room == SIZE_MAX || f->ran) return 0;
-    if (f->rest / f->least < 2) return 0; /* it is one chunk */
-    if (first > f->most || first >= f->rest || first <= k->learnt) return 0;
+    if (f->rest < first + f->least) return 0; /* what is left of it would be too small */
+    if (first > f->most || first <= k->learnt) return 0;
     return mt__kind_has_failed(k, MT__IN_PLACE, first, f->room) ? 0 : first;
 }
 

@@ -4,6 +4,7 @@
  * A step is run in attempt.c, and again in retry.c; what is to be done is decided in split.c and answer.c.
  */
 #include "attempt.h"
+#include "tuned.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -356,12 +357,10 @@ static void count_work(mt_trainer *t, const mt__work *w) {
  * 8 samples, 27.3 % with 4 and 34.7 % with 2, against 23.6 % with 32 (Wu & He 2018, arXiv 1803.08494). The largest
  * chunk counts, since one small last chunk among many moves the running statistics little.
  */
-enum { FEW_FOR_A_NORM = 8 };
-
 static void tell_of_norm(mt_trainer *t, const mt_batch *batch) {
     size_t largest = 0;
     for (size_t i = 0; i < t->chunks.count; i++) largest = mt__max(largest, t->chunks.samples[i]);
-    if (!t->normalises || t->told_of_norm || t->chunks.count < 2 || largest >= FEW_FOR_A_NORM)
+    if (!t->normalises || t->told_of_norm || t->chunks.count < 2 || largest >= LEAST_NORMALISED)
         return;
     t->told_of_norm = 1;
     mt_log(
@@ -369,7 +368,7 @@ static void tell_of_norm(mt_trainer *t, const mt_batch *batch) {
         "batch normalisation sees chunks of at most %zu of the batch's %zu samples while training, "
         "and below %d its statistics are noisy: a larger budget, a min_micro_batch of %d, or "
         "layers that normalise over a sample (GroupNorm) help",
-        largest, batch->count, FEW_FOR_A_NORM, FEW_FOR_A_NORM);
+        largest, batch->count, LEAST_NORMALISED, LEAST_NORMALISED);
 }
 
 static void fill_report(mt_trainer *t, const mt__work *w, const mt_memory *after,

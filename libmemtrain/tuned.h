@@ -40,9 +40,9 @@
  * square of it times as many batches as had been when it ran last. bench/hog, bench/sizes, tests/core/check_ladder_leave
  */
 #define PATIENCE 4
-/* Of one step with the same rungs. */
+/* Of one step with the same rungs. tests/core/check_policy_oom */
 #define DEFAULT_RETRIES 16
-/* Of the batch, each time it is made smaller: what document after document did by hand. */
+/* Of the batch, each time it is made smaller: what document after document did by hand. tests/core/check_ladder */
 #define CUT 0.8
 
 #endif

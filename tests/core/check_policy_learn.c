@@ -207,10 +207,7 @@ TEST("learning", learning_by_mode) {
     ck_assert_uint_gt(mt_policy_predict_bytes(dev.policy, MT_EVALUATE, 8), 0);
 }
 
-/*
- * Batches of every size as the first one, for every smallest legal chunk. With a FIRST_CHUNK above 2 what a first chunk leaves
- * may be too small: rule 3 looks at two of the smallest.
- */
+/* Batches of every size as the first one, for every smallest legal chunk. */
 TEST_LOOP("learning", learning_any_batch, 40) {
     size_t samples = (size_t)_i + 1;
 
