@@ -47,6 +47,21 @@ c10::ScalarType float_of(mt_st_dtype dtype) {
     }
 }
 
+c10::ScalarType whole_of(mt_st_dtype dtype) {
+    switch (dtype) {
+    case MT_ST_BOOL:
+        return c10::kBool;
+    case MT_ST_U8:
+        return c10::kByte;
+    case MT_ST_I32:
+        return c10::kInt;
+    case MT_ST_I64:
+        return c10::kLong;
+    default:
+        return c10::ScalarType::Undefined;
+    }
+}
+
 /* A name without its prefix; NULL: it has another beginning. */
 const char *behind(const std::string &name, const char *prefix) {
     size_t length = prefix ? std::strlen(prefix) : 0;
@@ -98,7 +113,8 @@ private:
         if (options_.strict) {
             for (const Named &named : wanted) {
                 const char *name = behind(named.name, options_.model_prefix);
-                if (name && !is_skipped(name) && !is_used.count(name) && !is_matched(named.tensor))
+                if (name && !is_skipped(name) && !may_be_missing(name) && !is_used.count(name) &&
+                    !is_matched(named.tensor))
                     differences.add_missing(named.name);
             }
             for (const auto &[name, entry] : there)
@@ -124,12 +140,10 @@ private:
         at::IntArrayRef sizes(there.shape, there.dims);
         bool fits = here.layout() == c10::kStrided && sizes == here.sizes();
         bool is_float = here.is_floating_point() && dtype != c10::ScalarType::Undefined;
-        /* A counter of batches is no weight: read as it is. */
-        if (!is_float && fits && there.dtype == MT_ST_I64 && here.scalar_type() == c10::kLong) {
-            dtype = c10::kLong;
-            is_float = true;
-        }
-        if (!fits || !is_float)
+        /* A counter of batches, or a mask, is no weight: read as it is. */
+        bool is_same = !here.is_floating_point() && whole_of(there.dtype) == here.scalar_type();
+        if (is_same) dtype = here.scalar_type();
+        if (!fits || (!is_float && !is_same))
             return differences.add_different(named.name, describe(there), description_of(here));
         changes_.push_back({named, &entry, dtype, false, {}});
         changes_.back().maps = can_map(changes_.back());

@@ -49,7 +49,11 @@ public:
         if (!file)
             fail(MT_EINVAL, "%s: cannot open the index '%.200s': %s", function, path,
                  std::strerror(errno));
-        text_.assign(std::istreambuf_iterator<char>(file), {});
+        try {
+            text_.assign(std::istreambuf_iterator<char>(file), {});
+        } catch (const std::ios_base::failure &) { /* such as of a folder */
+            file.setstate(std::ios::badbit);
+        }
         if (file.bad()) fail(MT_EIO, "%s: cannot read the index '%.200s'", function, path);
         if (text_.size() > most_index_bytes) refuse("it is larger than 100 MiB");
         if (text_.find('\0') != std::string::npos) refuse("a byte of 0");

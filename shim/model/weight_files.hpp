@@ -49,5 +49,12 @@ struct WeightEntry {
  */
 std::vector<WeightEntry> weight_entries(const char *function, const char *path);
 
+/* Whether torch does not ask for it, of files without a version: a norm's count of batches. */
+inline bool may_be_missing(const std::string &name) {
+    static const std::string count = "num_batches_tracked";
+    return name.size() >= count.size() &&
+           name.compare(name.size() - count.size(), count.size(), count) == 0;
+}
+
 } // namespace memtrain::shim
 #endif

@@ -71,13 +71,6 @@ const Entry *find_named(const std::vector<Entry> &list, const std::string &name,
     return *other ? find(list, other) : nullptr;
 }
 
-/* The count of batches of a norm, which torch does not ask of files without a version either. */
-bool may_be_missing(const std::string &name) {
-    static const std::string count = ".num_batches_tracked";
-    return name.size() > count.size() &&
-           name.compare(name.size() - count.size(), count.size(), count) == 0;
-}
-
 /* A tensor of the model, and where its bytes are. */
 struct Found {
     Match match;

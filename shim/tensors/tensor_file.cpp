@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
 #include "guard.hpp"
@@ -169,7 +170,8 @@ void TensorFile::check_shared(const char *function, const char *path, const Matc
     const at::Tensor &model = match.tensor;
     if (!model.numel() || !may_overlap(model)) return;
     at::Tensor here = host_tensor(model.scalar_type(), model.sizes(), model.strides());
-    at::Tensor there = read_dense(match.index, model, staging);
+    at::Tensor there = host_tensor(model.scalar_type(), model.sizes());
+    read_bytes(match.index, there, staging);
     without_repeats(here).copy_(firsts_of(there, model));
     if (!here.equal(there))
         fail(MT_EINVAL,
@@ -178,24 +180,27 @@ void TensorFile::check_shared(const char *function, const char *path, const Matc
              function, path, entries_[match.index].name);
 }
 
-/* On the host, in the tensor's type. */
-at::Tensor TensorFile::read_dense(size_t index, const at::Tensor &like, Staging &staging) const {
-    at::Tensor there = host_tensor(ours_of(entries_[index].dtype), like.sizes());
-    read_bytes(index, there, staging);
-    return there.to(like.scalar_type());
-}
-
 void TensorFile::read(size_t index, const at::Tensor &tensor, Staging &staging) const {
     c10::NoGradGuard no_grad;
-    bool is_same_type = ours_of(entries_[index].dtype) == tensor.scalar_type();
-    if (is_same_type && without_repeats(tensor).is_same(tensor))
-        return read_bytes(index, tensor, staging);
-    without_repeats(tensor).copy_(firsts_of(read_dense(index, tensor, staging), tensor));
+    if (without_repeats(tensor).is_same(tensor)) return read_bytes(index, tensor, staging);
+    at::Tensor there = host_tensor(tensor.scalar_type(), tensor.sizes());
+    read_bytes(index, there, staging);
+    without_repeats(tensor).copy_(firsts_of(there, tensor));
 }
 
+/* A piece of the file becomes one of the tensor, in memory outside of the budget. */
 void TensorFile::read_bytes(size_t index, const at::Tensor &tensor, Staging &staging) const {
+    c10::ScalarType theirs = ours_of(entries_[index].dtype), ours = tensor.scalar_type();
+    size_t ratio = c10::elementSize(ours) / c10::elementSize(theirs);
+    at::Tensor narrow;
     staging.put(tensor, [&](size_t offset, void *data, size_t count) {
-        check(mt_safetensors_read(file_, index, offset, data, count));
+        auto elements = static_cast<int64_t>(count / c10::elementSize(ours));
+        if (theirs == ours) return check(mt_safetensors_read(file_, index, offset, data, count));
+        if (!narrow.defined() || narrow.numel() < elements)
+            narrow = host_tensor(theirs, {elements});
+        check(mt_safetensors_read(file_, index, offset / ratio, narrow.mutable_data_ptr(),
+                                  count / ratio));
+        at::from_blob(data, {elements}, at::dtype(ours)).copy_(narrow.narrow(0, 0, elements));
     });
 }
 

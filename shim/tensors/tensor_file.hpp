@@ -69,7 +69,6 @@ public:
 
 private:
     void read_bytes(size_t index, const at::Tensor &tensor, Staging &staging) const;
-    at::Tensor read_dense(size_t index, const at::Tensor &like, Staging &staging) const;
 
     mt_safetensors *file_ = nullptr;
     std::vector<mt_safetensors_tensor> entries_; /* by name */
