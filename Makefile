@@ -160,7 +160,7 @@ HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/support.a)
 COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 
 real_devices := cpu mps $(foreach type,cuda xpu,$(type) $(addprefix $(type):,0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15))
-ifneq ($(DEVICE),$(filter $(real_devices) sim:cuda sim:mps test:cuda test:xpu test:mps,$(DEVICE)))
+ifneq ($(words $(DEVICE))-$(DEVICE),$(words $(firstword $(DEVICE)))-$(filter $(real_devices) sim:cuda sim:mps test:cuda test:xpu test:mps,$(DEVICE)))
 $(error DEVICE is '$(DEVICE)'; accepted: cpu, cuda, cuda:N, xpu, xpu:N with N from 0 to 15, mps, sim:cuda, sim:mps, test:cuda, test:xpu, test:mps)
 endif
 ifneq ($(filter sim:% test:%,$(DEVICE)),)
@@ -395,7 +395,7 @@ no_suites = $(filter-out $(notdir $(TESTS)),$(SUITES))
 real_card := $(filter-out cpu sim:% test:%,$(DEVICE))
 check: $(checked) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(if $(no_suites),echo 'check: SUITES: there is no $(no_suites)' >&2; exit 2)
-	@$(if $(real_card),$(BUILD)/examples/doctor --device $(real_card))
+	@$(if $(and $(real_card),$(call chosen,$(on_device))),$(BUILD)/examples/doctor --device $(real_card))
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(also_on_cards) $(STATIC))
 
 # On a real card, or packed for a machine that has one.

@@ -429,6 +429,14 @@ static sim::Card *swap_card(sim::Card *card) noexcept {
 static const bool witness_is_registered =
     (register_witness({host_refusals, device_ooms, swap_card}), true);
 
+/* Pinned memory is the host's: with the CPU's cache that of all cards goes. */
+static void empty_pinned_caches(const Device &device) {
+    if (has_pinned_memory(device)) empty_pinned_cache(device.type());
+    if (!device.is_host() || !pinned_memory_waits()) return;
+    for (const c10::Device &card : cards_here())
+        if (has_pinned_memory(card)) empty_pinned_cache(card.type());
+}
+
 /* Runs body(device) inside the guard, for a device that can be used. */
 template <class Body>
 static mt_status with_device(const char *function, const char *name, Body &&body) {
@@ -519,7 +527,7 @@ extern "C" mt_status mt_empty_cache(const char *name, mt_clear_result *out) {
     if (out) MT_RETURN_IF_FAILED(check_sized(out, "mt_empty_cache", "out"));
     return with_device("mt_empty_cache", name, [&](const Device &device) {
         mt_clear_result result = empty_device_cache(device);
-        if (has_pinned_memory(device)) empty_pinned_cache(device.type());
+        empty_pinned_caches(device);
         if (out) hand_over(result, out);
     });
 }

@@ -2,6 +2,7 @@
 #include "pinned.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -43,11 +44,16 @@ PinnedBytes::~PinnedBytes() {
     blocks[power_].in_use--;
 }
 
+bool pinned_memory_waits() noexcept {
+    std::lock_guard<std::mutex> lock(counting);
+    return std::any_of(blocks, blocks + powers, [](const Blocks &b) { return b.all > b.in_use; });
+}
+
 void empty_pinned_cache(c10::DeviceType type) noexcept {
     std::lock_guard<std::mutex> lock(counting);
     try {
         at::getHostAllocator(type)->empty_cache();
-    } catch (const c10::Error &) {
+    } catch (const std::exception &) {
         return; /* so this type of device has none that can */
     }
     for (size_t power = 0; power < powers; power++) {

@@ -26,6 +26,9 @@ private:
     size_t power_;
 };
 
+/* Whether libtorch keeps pinned memory that is not in use. */
+bool pinned_memory_waits() noexcept;
+
 /* Pinned memory that is not in use goes back to the system, if libtorch can give it back for this type of device. */
 void empty_pinned_cache(c10::DeviceType type) noexcept;
 

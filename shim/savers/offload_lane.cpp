@@ -47,16 +47,17 @@ private:
     at::Tensor there_; /* while it goes out */
     int64_t version_;
     bool was_changed_ = false; /* before it was out */
+    PinnedBytes counted_;      /* longer than host_ is there */
     at::Tensor host_;
-    PinnedBytes counted_;
     c10::Event out_, back_;
 };
 
 OnLane::OnLane(std::shared_ptr<Lane> lane, const at::Tensor &tensor)
     : lane_(std::move(lane)), there_(tensor.tensor_data()), version_(tensor._version()),
+      counted_(tensor.nbytes()),
       host_(at::empty_strided(tensor.sizes(), tensor.strides(),
                               at::device(at::kCPU).dtype(tensor.dtype()).pinned_memory(true))),
-      counted_(host_.nbytes()), out_(tensor.device().type()), back_(tensor.device().type()) {
+      out_(tensor.device().type()), back_(tensor.device().type()) {
     follow(lane_->out_, current_stream(lane_->device_));
     c10::StreamGuard on(lane_->out_);
     host_.copy_(there_, /*non_blocking=*/true);
