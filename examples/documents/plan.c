@@ -138,8 +138,10 @@ enum { DOES_NOT_FIT = 3 }; /* exit status */
 
 typedef struct answer {
     chunk whole, most; /* the batch at once; the most samples that fit; 0: not told */
-    char rungs[64];    /* that it takes, with the words before them; "": none */
-    char error[512];   /* the program's line, where it failed */
+    size_t runs,
+        peak;       /* samples of the largest chunk of a step, and its peak in bytes; 0: not told */
+    char rungs[64]; /* that it takes, with the words before them; "": none */
+    char error[512]; /* the program's line, where it failed */
     int exit_status;
 } answer;
 
@@ -185,6 +187,15 @@ static int read_chunk(const char *line, chunk *out) {
     return 1;
 }
 
+/* "A step of 8 chunks of 2, kept takes 1.5 GiB at its peak (1610612736 bytes).": what runs, which flags may limit. */
+static void read_step(const char *line, answer *a) {
+    const char *bytes = strrchr(line, '(');
+    size_t chunks;
+    if (sscanf(line, "A step of %zu chunks of %zu", &chunks, &a->runs) == 2 ||
+        sscanf(line, "A step of %zu chunk of %zu", &chunks, &a->runs) == 2)
+        if (bytes) (void)sscanf(bytes, "(%zu bytes", &a->peak);
+}
+
 static void read_line(const configuration *c, const char *line, answer *a) {
     chunk seen;
     size_t length = strlen(c->example);
@@ -192,6 +203,7 @@ static void read_line(const configuration *c, const char *line, answer *a) {
         snprintf(a->error, sizeof a->error, "%s", line + length + 2);
     if (strncmp(line, TAKES, strlen(TAKES)) == 0)
         snprintf(a->rungs, sizeof a->rungs, ", with %.48s", line + strlen(TAKES));
+    read_step(line, a);
     if (!read_chunk(line, &seen)) return;
     if (seen.size > 0 && seen.samples >= a->whole.samples) a->whole = seen;
     if (seen.fits && seen.samples > a->most.samples) a->most = seen;
@@ -220,6 +232,17 @@ static void print_question(const configuration *c, size_t number, size_t count) 
     fprintf(stderr, NAME ": %zu of %zu: %s %s, %s\n", number, count, c->example, c->name, c->what);
 }
 
+/* Sizes may fit that a step does not have, as with --accumulate. */
+static size_t chunk_of(const answer *a) {
+    return a->runs && a->runs < a->most.samples ? a->runs : a->most.samples;
+}
+
+static void print_peak(const answer *a) {
+    char text[32];
+    if (a->peak) printf("; a step takes %s", mt_format_size(a->peak, text, sizeof text));
+    printf("\n");
+}
+
 static void print_answer(const configuration *c, const answer *a) {
     const char *most = a->whole.is_bound ? "at most " : "";
     printf("%-10s %-12s ", c->example, c->name);
@@ -227,14 +250,17 @@ static void print_answer(const configuration *c, const answer *a) {
         printf("does not fit: %s\n", a->error);
     else if (a->exit_status != 0)
         printf("not known: %s\n", a->error);
-    else if (a->whole.fits)
-        printf("fits%s: %zu at once take %s%.1f %s\n", a->rungs, a->whole.samples, most,
-               a->whole.size, a->whole.unit);
-    else if (a->whole.samples)
-        printf("fits in chunks of %zu%s; %zu at once would take %s%.1f %s\n", a->most.samples,
-               a->rungs, a->whole.samples, most, a->whole.size, a->whole.unit);
-    else
-        printf("fits in chunks of %zu%s\n", a->most.samples, a->rungs);
+    else {
+        if (a->whole.fits)
+            printf("fits%s: %zu at once take %s%.1f %s", a->rungs, a->whole.samples, most,
+                   a->whole.size, a->whole.unit);
+        else if (a->whole.samples)
+            printf("fits in chunks of %zu%s; %zu at once would take %s%.1f %s", chunk_of(a),
+                   a->rungs, a->whole.samples, most, a->whole.size, a->whole.unit);
+        else
+            printf("fits in chunks of %zu%s", chunk_of(a), a->rungs);
+        print_peak(a);
+    }
     fflush(stdout);
 }
 

@@ -35,7 +35,7 @@ public:
         bias = register_parameter("bias", at::zeros({channels}));
         running_mean = register_buffer("running_mean", at::zeros({channels}));
         running_var = register_buffer("running_var", at::ones({channels}));
-        num_batches_tracked = register_buffer("num_batches_tracked", at::tensor(int64_t{0}));
+        num_batches_tracked = register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
     }
 
     /* Of one sample; 0: all that come are one sample's. */

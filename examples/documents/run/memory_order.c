@@ -30,7 +30,8 @@ static mt_status run_chunk(trial *r, const mt_batch *batch) {
     double since = ex_seconds(), share = (double)r->samples / (double)batch->count;
     mt_status status = b->begin(b->self, batch);
     if (status != MT_OK) return status;
-    status = b->accumulate(b->self, 0, r->samples, share, &result);
+    if (b->prepare) status = b->prepare(b->self, &r->samples, 1, &result);
+    if (status == MT_OK) status = b->accumulate(b->self, 0, r->samples, share, &result);
     double seconds = ex_seconds() - since;
     mt_status back = b->rollback(b->self);
     if (!r->seconds || seconds < r->seconds) r->seconds = seconds;
