@@ -14,7 +14,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 list=${DOCUMENTS:-$here/documents.txt}
 weights=${WEIGHTS:-$build/weights}
 notes=$(mktemp -d)
-trap 'rm -rf "$notes"' EXIT
+process='' watcher='' clock=''
+
+# What still runs ends with the script: nothing of it is to be kept.
+end() {
+    for one in $process $watcher $clock; do kill -KILL "$one" 2>/dev/null || true; done
+    rm -rf "$notes"
+}
+trap end EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -99,6 +106,7 @@ run() {
     status=0
     wait $process || status=$?
     wait $watcher $clock 2>/dev/null || true
+    process='' watcher='' clock=''
     resident=0
     if [ -s "$notes/resident" ]; then resident=$(cat "$notes/resident"); fi
     case $status in
