@@ -407,6 +407,7 @@ TEST("parts", the_norm_of_one_sample_is_batch_norm) {
     ck_assert(at::allclose(norm->running_mean, plain->running_mean, 1e-6, 1e-7));
     ck_assert(at::allclose(norm->running_var, plain->running_var, 1e-5, 1e-6));
     ck_assert_int_eq(norm->num_batches_tracked.item<int64_t>(), 1);
+    ck_assert_int_eq(norm->num_batches_tracked.dim(), 0); /* as in files of other libraries */
     norm->eval();
     plain->eval();
     ck_assert(at::allclose(norm(x), plain(x), 1e-5, 1e-5));

@@ -58,6 +58,13 @@ TEST("flags", the_script_s_names_mean_the_same) {
 
 /* ---- runs ---------------------------------------------------------------------------------------- */
 
+/* Chunks of pairs are prepared before they are tried too. */
+TEST("runs", an_order_is_chosen) {
+    EXPECT(0, TINY, "--batch", "8", "--accumulate", "1", "--epochs", "1", "--steps", "1",
+           "--budget", "400MiB", "--channels-last", "auto");
+    ck_says(cli_err, "--channels-last auto: ", "A chunk of 8 takes ");
+}
+
 /* "CPU Memory - Allocated: 0.03 GB, Peak: 0.07 GB", each so many steps and no more often. */
 static int count_memory_lines(void) {
     static const char begin[] = "CPU Memory - Allocated: ";

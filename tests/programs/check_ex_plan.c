@@ -53,6 +53,7 @@ TEST_LOOP("runs", a_program_against_budgets, LENGTH(budgets)) {
     ck_contains(cli_out, budgets[_i][1]);
     /* Between the two halves some CPUs need ", with checkpointing". */
     if (_i == 1) ck_contains(cli_out, "; 4 at once would take at most ");
+    if (_i >= 1) ck_contains(cli_out, "; a step takes ");
 }
 
 /* Programs that are not there say nothing of a budget: plan alone, in a folder beside the libraries. */

@@ -771,6 +771,21 @@ TEST_LOOP("weights", smaller_floats_are_widened, 2) {
     ck_assert(at::equal(trainer.net->linear->weight.detach().cpu(), weight.to(at::kFloat)));
 }
 
+/* It takes nothing from the budget, so that it cannot fail after the first tensors have changed. */
+TEST("weights", widening_asks_for_no_memory) {
+    Trainer trainer(options_number(0));
+    mt_weights_options options = lenient();
+    uint64_t requests = 0;
+    at::Tensor ones = at::ones({8}, at::kHalf), weight = at::ones({5, 72}, at::kHalf);
+    write_tensors({{"norm.bias", ones}, {"linear.weight", weight}});
+    ck_ok(mt_inject_oom(1, 1));
+    ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
+    mt_injected(&requests, nullptr);
+    ck_ok(mt_inject_oom(0, 0));
+    ck_assert_uint_eq(requests, 0);
+    ck_assert(at::equal(trainer.net->linear->weight.detach().cpu(), weight.to(at::kFloat)));
+}
+
 /* As in torch, of a file without a version. */
 TEST("weights", a_count_of_batches_may_be_missing) {
     Trainer trainer(options_number(0)), other(options_number(0));

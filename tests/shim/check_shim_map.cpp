@@ -17,6 +17,10 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -227,6 +231,7 @@ void write_file(const char *name, const Content &content) {
         mt_st_dtype dtype = tensor.scalar_type() == at::kFloat  ? MT_ST_F32
                             : tensor.scalar_type() == at::kHalf ? MT_ST_F16
                             : tensor.scalar_type() == at::kLong ? MT_ST_I64
+                            : tensor.scalar_type() == at::kBool ? MT_ST_BOOL
                                                                 : MT_ST_BF16;
         list.push_back({key.c_str(), dtype, static_cast<size_t>(tensor.dim()),
                         tensor.sizes().data(), tensor.nbytes(), tensor.data_ptr()});
@@ -581,6 +586,27 @@ TEST("wrong", files_that_do_not_fit) {
     fresh.refuses("w", options, MT_EINVAL, "no safetensors file");
 }
 
+/* A mask and a counter are read as they are; a norm's count of batches may be missing. */
+TEST("wrong", what_is_no_float_is_read) {
+    Content content = frozen_weights(at::kHalf);
+    content["mask"] = at::eye(3).to(at::kBool);
+    content["count"] = at::full({2}, int64_t{1} << 40);
+    write_file("w", content);
+    Fresh fresh, other;
+    (void)fresh.net->register_buffer("mask", at::zeros({3, 3}, at::kBool));
+    (void)fresh.net->register_buffer("count", at::zeros({2}, at::kLong));
+    (void)fresh.net->register_buffer("num_batches_tracked", at::ones({}, at::kLong));
+    (void)other.net->register_buffer("mask", at::zeros({3, 3}, at::kBool));
+    mt_map_options options = map_options(0);
+    ck_ok(fresh.map("w", options));
+    ck_assert(at::equal(fresh.net->named_buffers()["mask"], content["mask"]));
+    ck_assert(at::equal(fresh.net->named_buffers()["count"], content["count"]));
+    ck_assert_int_eq(fresh.net->named_buffers()["num_batches_tracked"].item<int64_t>(), 1);
+    content["mask"] = at::zeros({3, 3}, at::kLong);
+    write_file("w", content);
+    other.refuses("w", options, MT_EINVAL, "mask (I64 [3,3] there, BOOL [3,3] here)");
+}
+
 TEST("wrong", what_trains_is_refused_or_loaded) {
     Content content = frozen_weights(at::kBFloat16);
     content["adapter1.weight"] = at::ones({width, width}, at::kBFloat16) / 8;
@@ -629,6 +655,13 @@ TEST("wrong", indices_that_are_wrong) {
         ck_assert_msg(status == MT_EINVAL || status == MT_EIO, "%s: %s", one.text, mt_last_error());
         ck_contains(mt_last_error(), one.word);
     }
+}
+
+TEST("wrong", an_index_that_is_a_folder) {
+    ck_assert_int_eq(mkdir(in_folder("folder.json").c_str(), 0700), 0);
+    Fresh fresh;
+    fresh.refuses("folder.json", map_options(0), MT_EIO, "cannot read the index '");
+    ck_assert_int_eq(rmdir(in_folder("folder.json").c_str()), 0);
 }
 
 /* Of a whole file that the index does not name the network's tensors are missing, and named. */
