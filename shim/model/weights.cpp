@@ -4,6 +4,7 @@
 #include "model.hpp"
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -84,6 +85,44 @@ bool is_there(const std::vector<Found> &matches, const at::Tensor &tensor) {
     return false;
 }
 
+/*
+ * What a file that need not have all has of each part of the model, which is the first word of its tensors' names. A part of
+ * which some are missing is likely another network's.
+ */
+class Parts {
+public:
+    void add(const std::string &name, bool is_found) {
+        Part &part = parts_[name.substr(0, name.find('.'))];
+        part.count++;
+        if (is_found)
+            part.found++;
+        else if (part.first.empty())
+            part.first = name;
+    }
+
+    void tell(const char *path) const {
+        std::string absent;
+        for (const auto &[name, part] : parts_) {
+            if (!part.found) absent += (absent.empty() ? "" : ", ") + name.substr(0, 40);
+            if (part.found && part.found < part.count)
+                mt_log(MT_LOG_WARNING,
+                       "%s: '%.200s' has %zu of %zu tensors of '%.40s', the first that it lacks is "
+                       "'%.120s': what it lacks stays as it was",
+                       name_of, path, part.found, part.count, name.c_str(), part.first.c_str());
+        }
+        if (!absent.empty())
+            mt_log(MT_LOG_INFO, "%s: '%.200s' has nothing of %.200s, which stays as it was",
+                   name_of, path, absent.c_str());
+    }
+
+private:
+    struct Part {
+        size_t count = 0, found = 0;
+        std::string first; /* that is missing */
+    };
+    std::map<std::string, Part> parts_;
+};
+
 std::vector<Found> match(const std::vector<Named> &model, const Files &files, const char *path,
                          const mt_weights_options &options) {
     Differences differences;
@@ -109,17 +148,21 @@ std::vector<Found> match(const std::vector<Named> &model, const Files &files, co
         else if (entry && !is_there(matches, named.tensor))
             matches.push_back({{named.tensor, entry->index}, entry->file});
     }
-    for (const Named &named : model)
-        if (options.strict && !is_skipped(named.name) && !may_be_missing(named.name) &&
-            !mapped_view(named.tensor) && !find_named(entries, named.name, options) &&
-            !is_there(matches, named.tensor))
-            differences.add_missing(named.name);
+    Parts parts;
+    for (const Named &named : model) {
+        if (is_skipped(named.name) || may_be_missing(named.name) || mapped_view(named.tensor))
+            continue;
+        bool is_found = find_named(entries, named.name, options) || is_there(matches, named.tensor);
+        parts.add(named.name, is_found);
+        if (options.strict && !is_found) differences.add_missing(named.name);
+    }
     for (const Entry &entry : entries)
         if (options.strict && !used.count(&entry) && !is_skipped(entry.name))
             differences.add_unexpected(entry.name);
     differences.check(name_of, path);
     if (matches.empty())
         fail(MT_EINVAL, "%s: '%.200s' has no tensor under a name of the model's", name_of, path);
+    parts.tell(path);
     return matches;
 }
 

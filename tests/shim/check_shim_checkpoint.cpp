@@ -771,6 +771,33 @@ TEST_LOOP("weights", smaller_floats_are_widened, 2) {
     ck_assert(at::equal(trainer.net->linear->weight.detach().cpu(), weight.to(at::kFloat)));
 }
 
+/* A part of the model that a file has in part is likely another network's. */
+TEST("weights", parts_that_are_missing_are_told) {
+    std::string log;
+    Trainer trainer(options_number(0));
+    mt_weights_options options = lenient();
+    write_tensors({{"linear.bias", at::ones({5})},
+                   {"norm.bias", at::ones({8})},
+                   {"norm.weight", at::ones({8})},
+                   {"norm.running_mean", at::ones({8})},
+                   {"norm.running_var", at::ones({8})}});
+    mt_set_log(
+        [](void *user, mt_log_level level, const char *line) {
+            *static_cast<std::string *>(user) += std::to_string(level) + " " + line + "\n";
+        },
+        &log);
+    ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
+    mt_set_log(nullptr, nullptr);
+    ck_contains(log.c_str(), (std::to_string(MT_LOG_WARNING) + " mt_model_load_weights: '" + path +
+                              "' has 1 of 2 tensors of 'linear', the first that it lacks is "
+                              "'linear.weight'")
+                                 .c_str());
+    ck_contains(log.c_str(), (std::to_string(MT_LOG_INFO) + " mt_model_load_weights: '" + path +
+                              "' has nothing of conv1, ")
+                                 .c_str());
+    ck_assert(log.find("'norm'") == std::string::npos);
+}
+
 /* It takes nothing from the budget, so that it cannot fail after the first tensors have changed. */
 TEST("weights", widening_asks_for_no_memory) {
     Trainer trainer(options_number(0));
