@@ -126,7 +126,7 @@ TEST("down", stays_where_nothing_is_known) {
     train_in(need(40), "-", 40, 1);
 }
 
-/* What is remembered to have failed without a rung is not tried, however long that is. */
+/* What is remembered to have failed without a rung is tried ever more seldom. */
 TEST("down", stays_where_it_has_failed) {
     int wait = PATIENCE, next = 0;
 
@@ -324,7 +324,7 @@ TEST("shapes", a_rung_is_left_for_another_shape) {
     train_on("-", 2, 32);
 }
 
-/* 32 kinds are known at once; the one that was not used for the longest time makes room. */
+/* So many kinds are known at once; the one that was not used for the longest time makes room. */
 TEST("shapes", old_shapes_are_forgotten) {
     enum { KINDS = 1024 };
 
