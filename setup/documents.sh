@@ -17,11 +17,11 @@ notes=$(mktemp -d)
 process='' watcher='' clock=''
 
 # What still runs ends with the script: nothing of it is to be kept.
-end() {
+end_all() {
     for one in $process $watcher $clock; do kill -KILL "$one" 2>/dev/null || true; done
     rm -rf "$notes"
 }
-trap end EXIT
+trap end_all EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 

@@ -138,10 +138,10 @@ enum { DOES_NOT_FIT = 3 }; /* exit status */
 
 typedef struct answer {
     chunk whole, most; /* the batch at once; the most samples that fit; 0: not told */
-    size_t runs,
-        peak;       /* samples of the largest chunk of a step, and its peak in bytes; 0: not told */
-    char rungs[64]; /* that it takes, with the words before them; "": none */
-    char error[512]; /* the program's line, where it failed */
+    size_t runs;       /* samples of the largest chunk of a step; 0: not told */
+    size_t peak;       /* of that step, in bytes; 0: not told */
+    char rungs[64];    /* that it takes, with the words before them; "": none */
+    char error[512];   /* the program's line, where it failed */
     int exit_status;
 } answer;
 

@@ -434,7 +434,7 @@ static void empty_pinned_caches(const Device &device) {
     if (has_pinned_memory(device)) empty_pinned_cache(device.type());
     if (!device.is_host() || !pinned_memory_waits()) return;
     for (const c10::Device &card : cards_here())
-        if (has_pinned_memory(card)) empty_pinned_cache(card.type());
+        if (card.index() == 0 && has_pinned_memory(card)) empty_pinned_cache(card.type());
 }
 
 /* Runs body(device) inside the guard, for a device that can be used. */

@@ -47,21 +47,6 @@ c10::ScalarType float_of(mt_st_dtype dtype) {
     }
 }
 
-c10::ScalarType whole_of(mt_st_dtype dtype) {
-    switch (dtype) {
-    case MT_ST_BOOL:
-        return c10::kBool;
-    case MT_ST_U8:
-        return c10::kByte;
-    case MT_ST_I32:
-        return c10::kInt;
-    case MT_ST_I64:
-        return c10::kLong;
-    default:
-        return c10::ScalarType::Undefined;
-    }
-}
-
 /* A name without its prefix; NULL: it has another beginning. */
 const char *behind(const std::string &name, const char *prefix) {
     size_t length = prefix ? std::strlen(prefix) : 0;
@@ -141,7 +126,7 @@ private:
         bool fits = here.layout() == c10::kStrided && sizes == here.sizes();
         bool is_float = here.is_floating_point() && dtype != c10::ScalarType::Undefined;
         /* A counter of batches, or a mask, is no weight: read as it is. */
-        bool is_same = !here.is_floating_point() && whole_of(there.dtype) == here.scalar_type();
+        bool is_same = !here.is_floating_point() && ours_of(there.dtype) == here.scalar_type();
         if (is_same) dtype = here.scalar_type();
         if (!fits || (!is_float && !is_same))
             return differences.add_different(named.name, describe(there), description_of(here));

@@ -47,13 +47,13 @@ bool has_file_type(const at::Tensor &tensor) {
     return theirs_of(tensor.scalar_type()) != MT_ST_NONE;
 }
 
-namespace {
-
 c10::ScalarType ours_of(mt_st_dtype type) {
     for (const auto &row : dtypes)
         if (row.theirs == type) return row.ours;
     return c10::ScalarType::Undefined;
 }
+
+namespace {
 
 std::string describe(mt_st_dtype dtype, at::IntArrayRef sizes) {
     std::string text = std::string(mt_st_dtype_name(dtype)) + " [";

@@ -22,6 +22,9 @@ using Texts = std::vector<std::pair<std::string, std::string>>;
 void save_tensors(const char *path, const std::vector<Named> &list, const Texts &metadata,
                   bool keep);
 
+/* libtorch's name of a file's type; Undefined for one that it does not have. */
+c10::ScalarType ours_of(mt_st_dtype type);
+
 /* Whether files have tensors of its type. */
 bool has_file_type(const at::Tensor &tensor);
 
