@@ -100,18 +100,24 @@ typedef struct mt_weights_options {
      * "module.". Names in the file without it are not names of the model. NULL: no such beginning.
      */
     const char *prefix;
-    /* Names of the model that begin so are left alone, such as "fc.". NULL: none. */
+    /* Names of the model that begin so are left alone, such as "fc." or "fc.,conv1.". NULL: none. */
     const char *skip;
     /*
      * Where the file has no tensor of the model's name: writes another name that it may have there, zero included, into
-     * other[capacity], which is "" before. Files of several libraries with the same network are read so. NULL: none.
+     * other[capacity], which is "" before. Of several, with commas between them, the first that is there counts. Files of
+     * several libraries with the same network are read so. NULL: none.
      */
     void (*other_name)(void *user, const char *name, char *other, size_t capacity);
     void *user; /* given to other_name */
+    /*
+     * With strict 0: the beginnings of those names of the model that the file must have, with commas between them, such as
+     * "stem.,stages.". "": of all names. Names that skip leaves alone need not be there. NULL: none.
+     */
+    const char *required;
 } mt_weights_options;
 
 #define MT_WEIGHTS_OPTIONS_INIT                                                                    \
-    { sizeof(mt_weights_options), 1, NULL, NULL, NULL, NULL }
+    { sizeof(mt_weights_options), 1, NULL, NULL, NULL, NULL, NULL }
 
 /*
  * Reads parameters and buffers by name, from a file of mt_model_save_weights, mt_torch_save (strict
@@ -124,7 +130,8 @@ typedef struct mt_weights_options {
  * optimiser state of an mt_torch stays as it is.
  *
  * @param options  NULL: defaults
- * @return MT_OK; MT_EINVAL (the line names the first tensors that differ); MT_EIO
+ * @return MT_OK; MT_EINVAL (the line names the first tensors that differ, or the first one of options->required that is
+ *         missing and how many are); MT_EIO
  */
 MT_API MT_NODISCARD mt_status mt_model_load_weights(mt_model *model, const char *path,
                                                     const mt_weights_options *options);

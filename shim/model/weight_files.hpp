@@ -22,6 +22,7 @@ public:
     WeightFile &operator=(const WeightFile &) = delete;
 
     const std::string &path() const { return path_; }
+    const mt_safetensors *handle() const { return file_; }
     size_t count() const { return mt_safetensors_count(file_); }
     mt_safetensors_tensor entry(size_t index) const;
 

@@ -3,6 +3,7 @@
  */
 #include "model.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -22,54 +23,91 @@ bool begins_with(const std::string &text, const char *start) {
     return text.compare(0, std::strlen(start), start) == 0;
 }
 
-using Files = std::vector<std::unique_ptr<TensorFile>>;
+/* A file that stays open for its tensors. */
+struct File {
+    std::shared_ptr<const WeightFile> open;
+    std::unique_ptr<const TensorFile> tensors;
+};
+using Files = std::vector<File>;
+
+/* "a,b" -> "a", "b". */
+std::vector<std::string> split(const std::string &text) {
+    std::vector<std::string> parts;
+    for (size_t at = 0, comma; at <= text.size(); at = comma + 1) {
+        comma = std::min(text.find(',', at), text.size());
+        parts.push_back(text.substr(at, comma - at));
+    }
+    return parts;
+}
+
+/* Of names, as a caller gives them: "stem.,stages."; "": of all. NULL: of none. */
+class Beginnings {
+public:
+    explicit Beginnings(const char *text) {
+        if (text) list_ = split(text);
+    }
+    bool has(const std::string &name) const {
+        for (const std::string &beginning : list_)
+            if (begins_with(name, beginning.c_str())) return true;
+        return false;
+    }
+    std::string text() const {
+        std::string all;
+        for (const std::string &beginning : list_)
+            all += (all.empty() ? "" : " or ") + ("'" + beginning.substr(0, 60) + "'");
+        return all;
+    }
+
+private:
+    std::vector<std::string> list_;
+};
 
 /* One file, or those that an index names. */
 Files files_of(const char *path) {
     Files files;
-    std::set<std::string> paths;
     for (const WeightEntry &entry : weight_entries(name_of, path))
-        if (paths.insert(entry.file->path()).second)
-            files.push_back(std::make_unique<TensorFile>(entry.file->path().c_str()));
+        if (files.empty() ||
+            files.back().open != entry.file) /* a file's tensors follow one another */
+            files.push_back({entry.file, std::make_unique<TensorFile>(entry.file->handle())});
     return files;
 }
 
-/* What files have, by the names that are the model's. */
+/* A tensor of a file. */
 struct Entry {
-    std::string name;
     const TensorFile *file;
     size_t index;
 };
 
-std::vector<Entry> entries_of(const Files &files, const mt_weights_options &options,
-                              Differences &differences) {
-    std::vector<Entry> list;
+/* What files have, by the names that are the model's. */
+using Entries = std::map<std::string, Entry>;
+
+Entries entries_of(const Files &files, const mt_weights_options &options,
+                   Differences &differences) {
+    Entries entries;
     const char *prefix = options.prefix ? options.prefix : "";
     for (const auto &file : files)
-        for (size_t i = 0; i < file->count(); i++) {
-            std::string name = file->entry(i).name;
+        for (size_t i = 0; i < file.tensors->count(); i++) {
+            std::string name = file.tensors->entry(i).name;
             if (begins_with(name, prefix))
-                list.push_back({name.substr(std::strlen(prefix)), file.get(), i});
+                entries.emplace(name.substr(std::strlen(prefix)), Entry{file.tensors.get(), i});
             else if (options.strict)
                 differences.add_unexpected(name);
         }
-    return list;
-}
-
-const Entry *find(const std::vector<Entry> &list, const std::string &name) {
-    for (const Entry &entry : list)
-        if (entry.name == name) return &entry;
-    return nullptr;
+    return entries;
 }
 
 /* Of a tensor of the model: under its name, or under another one that the caller knows. */
-const Entry *find_named(const std::vector<Entry> &list, const std::string &name,
+const Entry *find_named(const Entries &entries, const std::string &name,
                         const mt_weights_options &options) {
     char other[512] = "";
-    const Entry *entry = find(list, name);
-    if (entry || !options.other_name) return entry;
-    options.other_name(options.user, name.c_str(), other, sizeof other);
-    return *other ? find(list, other) : nullptr;
+    auto entry = entries.find(name);
+    if (entry != entries.end()) return &entry->second;
+    if (options.other_name) options.other_name(options.user, name.c_str(), other, sizeof other);
+    if (!*other) return nullptr;
+    if (entry = entries.find(other); entry != entries.end()) return &entry->second;
+    for (const std::string &one : split(other))
+        if (entry = entries.find(one); entry != entries.end()) return &entry->second;
+    return nullptr;
 }
 
 /* A tensor of the model, and where its bytes are. */
@@ -79,11 +117,46 @@ struct Found {
 };
 
 /* Tied weights are one tensor under several names: the first that the file has counts. */
-bool is_there(const std::vector<Found> &matches, const at::Tensor &tensor) {
-    for (const Found &found : matches)
-        if (found.match.tensor.is_same(tensor)) return true;
-    return false;
-}
+class Matches {
+public:
+    bool has(const at::Tensor &tensor) const {
+        return tensors_.count(tensor.unsafeGetTensorImpl()) > 0;
+    }
+    void add(const at::Tensor &tensor, const Entry &entry) {
+        if (tensors_.insert(tensor.unsafeGetTensorImpl()).second)
+            list.push_back({{tensor, entry.index}, entry.file});
+    }
+    std::vector<Found> list;
+
+private:
+    std::set<const c10::TensorImpl *> tensors_;
+};
+
+/* Of what the caller says that the file must have: how many there are, how many are missing, and the first of these. */
+class Required {
+public:
+    explicit Required(const char *beginnings) : beginnings_(beginnings) {}
+
+    void add(const std::string &name, bool is_found) {
+        if (!beginnings_.has(name)) return;
+        count_++;
+        if (!is_found && !missing_++) first_ = name;
+    }
+
+    void check(const char *path) const {
+        if (!missing_) return;
+        std::string which = beginnings_.has("") ? "" : " that begin with " + beginnings_.text();
+        fail(MT_EINVAL,
+             "%s: '%.200s' lacks %zu of the %zu tensors of the model%.150s, the first is '%.120s'; "
+             "accepted: a file that has all of them",
+             name_of, path, missing_, count_, which.c_str(), first_.c_str());
+    }
+
+private:
+    Beginnings beginnings_;
+    std::string first_;
+    size_t count_ = 0, missing_ = 0;
+};
 
 /*
  * What a file that need not have all has of each part of the model, which is the first word of its tensors' names. A part of
@@ -123,54 +196,66 @@ private:
     std::map<std::string, Part> parts_;
 };
 
+/* What may be read into a tensor of the model, and what may not. */
+void add_match(const char *path, const Named &named, const Entry &entry, Matches &matches,
+               Differences &differences) {
+    if (mapped_view(named.tensor))
+        fail(MT_ESTATE,
+             "%s: '%.120s' has '%.100s', which is mapped (mt_model_map_weights) and cannot be "
+             "written to; accepted: options->skip, or a model that is made anew",
+             name_of, path, named.name.c_str());
+    if (entry.file->fits(entry.index, named.tensor) ||
+        entry.file->widens(entry.index, named.tensor))
+        matches.add(named.tensor, entry);
+    else
+        differences.add_different(named.name, entry.file->description(entry.index),
+                                  description_of(named.tensor));
+}
+
 std::vector<Found> match(const std::vector<Named> &model, const Files &files, const char *path,
                          const mt_weights_options &options) {
     Differences differences;
-    std::vector<Entry> entries = entries_of(files, options, differences);
-    std::vector<Found> matches;
-    auto is_skipped = [&](const std::string &name) {
-        return options.skip && begins_with(name, options.skip);
-    };
+    const Entries entries = entries_of(files, options, differences);
+    Matches matches;
+    const Beginnings skipped(options.skip);
     std::set<const Entry *> used;
-    for (const Named &named : model) {
-        if (is_skipped(named.name)) continue;
-        const Entry *entry = find_named(entries, named.name, options);
-        if (entry) used.insert(entry);
-        if (entry && mapped_view(named.tensor))
-            fail(MT_ESTATE,
-                 "%s: '%.120s' has '%.100s', which is mapped (mt_model_map_weights) and cannot be "
-                 "written to; accepted: options->skip, or a model that is made anew",
-                 name_of, path, named.name.c_str());
-        if (entry && !entry->file->fits(entry->index, named.tensor) &&
-            !entry->file->widens(entry->index, named.tensor))
-            differences.add_different(named.name, entry->file->description(entry->index),
-                                      description_of(named.tensor));
-        else if (entry && !is_there(matches, named.tensor))
-            matches.push_back({{named.tensor, entry->index}, entry->file});
-    }
+    std::vector<const Named *> absent;
     Parts parts;
-    for (const Named &named : model) {
-        if (is_skipped(named.name) || may_be_missing(named.name) || mapped_view(named.tensor))
-            continue;
-        bool is_found = find_named(entries, named.name, options) || is_there(matches, named.tensor);
+    Required required(options.required);
+    auto add_part = [&](const Named &named, bool is_found) {
+        if (may_be_missing(named.name) || mapped_view(named.tensor)) return;
         parts.add(named.name, is_found);
+        required.add(named.name, is_found);
         if (options.strict && !is_found) differences.add_missing(named.name);
+    };
+    for (const Named &named : model) {
+        if (skipped.has(named.name)) continue;
+        const Entry *entry = find_named(entries, named.name, options);
+        if (entry) {
+            used.insert(entry);
+            add_match(path, named, *entry, matches, differences);
+            add_part(named, true);
+        } else {
+            absent.push_back(&named);
+        }
     }
-    for (const Entry &entry : entries)
-        if (options.strict && !used.count(&entry) && !is_skipped(entry.name))
-            differences.add_unexpected(entry.name);
+    for (const Named *named : absent) add_part(*named, matches.has(named->tensor));
+    for (const auto &[name, entry] : entries)
+        if (options.strict && !used.count(&entry) && !skipped.has(name))
+            differences.add_unexpected(name);
     differences.check(name_of, path);
-    if (matches.empty())
+    if (matches.list.empty())
         fail(MT_EINVAL, "%s: '%.200s' has no tensor under a name of the model's", name_of, path);
+    required.check(path);
     parts.tell(path);
-    return matches;
+    return std::move(matches.list);
 }
 
 void load_weights(const mt_model &model, const char *path, const mt_weights_options &options) {
     Staging staging;
     const Files files = files_of(path);
     std::vector<Found> matches = match(weights_of(model), files, path, options);
-    for (const auto &file : files) file->read_through(nullptr, staging);
+    for (const File &file : files) file.tensors->read_through(nullptr, staging);
     for (const Found &found : matches) found.file->check_shared(name_of, path, found.match);
     for (const Found &found : matches)
         found.file->read(found.match.index, found.match.tensor, staging);

@@ -126,19 +126,27 @@ void save_tensors(const char *path, const std::vector<Named> &list, const Texts 
 }
 
 TensorFile::TensorFile(const char *path) {
-    check(mt_safetensors_open(path, &file_));
+    check(mt_safetensors_open(path, &own_));
+    file_ = own_;
     try {
-        entries_.resize(mt_safetensors_count(file_));
-        for (size_t i = 0; i < entries_.size(); i++)
-            check(mt_safetensors_get(file_, i, &entries_[i]));
+        take_entries();
     } catch (...) {
-        mt_safetensors_free(file_);
+        mt_safetensors_free(own_);
         throw;
     }
 }
 
+TensorFile::TensorFile(const mt_safetensors *open) : file_(open) {
+    take_entries();
+}
+
 TensorFile::~TensorFile() {
-    mt_safetensors_free(file_);
+    mt_safetensors_free(own_);
+}
+
+void TensorFile::take_entries() {
+    entries_.resize(mt_safetensors_count(file_));
+    for (size_t i = 0; i < entries_.size(); i++) check(mt_safetensors_get(file_, i, &entries_[i]));
 }
 
 const char *TensorFile::metadata(const char *key) const {

@@ -38,6 +38,8 @@ struct Match {
 class TensorFile {
 public:
     explicit TensorFile(const char *path);
+    explicit TensorFile(
+        const mt_safetensors *open); /* borrowed: open for as long as this is there */
     ~TensorFile();
     TensorFile(const TensorFile &) = delete;
     TensorFile &operator=(const TensorFile &) = delete;
@@ -71,9 +73,11 @@ public:
     void read_through(StateHash *hash, Staging &staging) const;
 
 private:
+    void take_entries();
     void read_bytes(size_t index, const at::Tensor &tensor, Staging &staging) const;
 
-    mt_safetensors *file_ = nullptr;
+    mt_safetensors *own_ = nullptr; /* NULL: file_ is another's */
+    const mt_safetensors *file_ = nullptr;
     std::vector<mt_safetensors_tensor> entries_; /* by name */
 };
 

@@ -210,6 +210,57 @@ TEST("weights", parts_that_are_missing_are_told) {
     ck_assert(log.find("'norm'") == std::string::npos);
 }
 
+/* Of what a caller says that the file must have. What is not named may be missing. */
+TEST("weights", required_names) {
+    Trainer trainer(options_number(0));
+    mt_weights_options options = lenient();
+    std::string before = trainer.hash();
+    write_tensors({{"linear.bias", at::ones({5})},
+                   {"norm.bias", at::ones({8})},
+                   {"norm.weight", at::ones({8})},
+                   {"norm.running_mean", at::ones({8})},
+                   {"norm.running_var", at::ones({8})}});
+    options.required = "norm.,linear.";
+    ck_refused(mt_model_load_weights(trainer.model, path.c_str(), &options), MT_EINVAL,
+               "mt_model_load_weights: '");
+    ck_contains(mt_last_error(), (path + "' lacks 1 of the 6 tensors of the model that begin with "
+                                         "'norm.' or 'linear.', the first is 'linear.weight'; "
+                                         "accepted: a file that has all of them")
+                                     .c_str());
+    options.required = "";
+    ck_refused(mt_model_load_weights(trainer.model, path.c_str(), &options), MT_EINVAL,
+               "tensors of the model, the first is 'unused'; accepted: ");
+    ck_assert(trainer.hash() == before);
+    options.required = "norm."; /* a count of batches may be missing */
+    ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
+    options.required = "norm.,linear."; /* what is left alone need not be there */
+    options.skip = "linear.w,conv";
+    ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
+    options.required = "none.";
+    ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
+}
+
+TEST("weights", several_other_names) {
+    Trainer trainer(options_number(0));
+    mt_weights_options options = lenient();
+    options.required = "linear.bias,norm.bias";
+    options.other_name = [](void *, const char *name, char *other, size_t capacity) {
+        ck_assert_str_eq(other, "");
+        std::snprintf(other, capacity, "a.%s,b.%s", name, name);
+    };
+    for (const char *first : {"a.", "b."}) {
+        at::Tensor fives = at::full({5}, *first == 'a' ? 5.0f : 6.0f);
+        write_tensors(
+            {{first + std::string("linear.bias"), fives}, {"b.norm.bias", at::ones({8})}});
+        ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
+        ck_assert(at::equal(trainer.net->linear->bias.detach().cpu(), fives));
+    }
+    write_tensors(
+        {{"a.linear.bias,b.linear.bias", at::zeros({5})}, {"b.norm.bias", at::ones({8})}});
+    ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options)); /* a name with a comma */
+    ck_assert(at::equal(trainer.net->linear->bias.detach().cpu(), at::zeros({5})));
+}
+
 /* It takes nothing from the budget, so that it cannot fail after the first tensors have changed. */
 TEST("weights", widening_asks_for_no_memory) {
     Trainer trainer(options_number(0));
