@@ -39,6 +39,7 @@ static mt_status make_model(void *self, mt_model **out) {
     options.contrastive = (int)c->contrastive;
     mt_status status = car_clip_model_new(&options, out);
     weights.strict = 0; /* files of old have the tower's sizes as tensors */
+    weights.required = "";
     return status == MT_OK ? ex_checkpoint_weights(*out, c->weights, &weights) : status;
 }
 

@@ -13,11 +13,14 @@
 #include "few_shot_test.h"
 #include "profoct_model.h"
 
+#include <memtrain/safetensors.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DATA "examples/data/clipart"
 #define SEGMENTS "expandable_segments:True" /* for CUDA's allocator, before the device starts */
+
+enum { FETI_KERNEL = 5 };
 
 static ex_episodes episodes_of(const profoct *p, int first, int second) {
     return (ex_episodes){.classes = &p->classes,
@@ -65,12 +68,40 @@ static void backbone_name(void *user, const char *name, char *other, size_t capa
         snprintf(other, capacity, "%s", name + strlen(feature));
 }
 
+/* No dimensions where the file has none. */
+static mt_safetensors_tensor stem_of(const mt_safetensors *file) {
+    mt_safetensors_tensor stem = {0};
+    size_t index;
+    if (mt_safetensors_find(file, "feature.conv1.weight", &index) == MT_OK ||
+        mt_safetensors_find(file, "conv1.weight", &index) == MT_OK)
+        if (mt_safetensors_get(file, index, &stem) != MT_OK) stem.dims = 0;
+    return stem;
+}
+
+/* FETI's stem has kernels of 5x5, a ResNet's others. Its norm goes with it. */
+static void look_at_stem(profoct *p) {
+    mt_safetensors *file;
+    if (!p->weights || !p->feti || mt_safetensors_open(p->weights, &file) != MT_OK) return;
+    const mt_safetensors_tensor stem = stem_of(file);
+    if (stem.dims == 4 && stem.shape[2] != FETI_KERNEL) {
+        p->unread = "feature.conv1.,feature.bn1.";
+        mt_log(MT_LOG_INFO,
+               "--weights: the stem of '%s' has kernels of %lldx%lld and FETI's has %dx%d: it is "
+               "not read and begins with random numbers, all other layers are read",
+               p->weights, (long long)stem.shape[2], (long long)stem.shape[3], FETI_KERNEL,
+               FETI_KERNEL);
+    }
+    mt_safetensors_free(file);
+}
+
 static mt_status make_model(void *self, mt_model **out) {
     const profoct *p = self;
     const profoct_model_options options = model_of(p);
     mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
     mt_status status = profoct_model_new(&options, out);
     weights.strict = 0;
+    weights.required = "feature.";
+    weights.skip = p->unread;
     weights.other_name = backbone_name;
     return status == MT_OK ? ex_checkpoint_weights(*out, p->weights, &weights) : status;
 }
@@ -91,6 +122,7 @@ static mt_status train(void *self, ex_training *run) {
     ex_source episodes;
     mt_status s = open_data(p, run, &episodes);
     if (!s) s = ex_training_data(run, &episodes);
+    look_at_stem(p);
     if (!s) s = ex_training_model(run, make_model);
     if (!s) s = mt_fit(run->trainer, &run->training, &run->fit, &run->calls, &run->at);
     if (!s && ex_training_is_done(run)) s = test(p, run);

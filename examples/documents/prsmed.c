@@ -67,14 +67,6 @@ static mt_status open_data(prsmed *p, ex_training *run, ex_source *out) {
     return open_language_model(p, run, out);
 }
 
-/* As a file of all of TinySAM has it. */
-static void tinysam_name(void *user, const char *name, char *other, size_t capacity) {
-    static const char vision[] = "vision.";
-    (void)user;
-    if (strncmp(name, vision, strlen(vision)) == 0)
-        snprintf(other, capacity, "image_encoder.%s", name + strlen(vision));
-}
-
 static mt_status make_model(void *self, mt_model **out) {
     prsmed *p = self;
     prsmed_model_options options = prsmed_options(p);
@@ -87,8 +79,9 @@ static mt_status make_model(void *self, mt_model **out) {
     if (p->flags.resume) options.text_steps = 0; /* the file has what it learnt */
     mt_status status = prsmed_model_new(&options, out);
     free(prompts);
-    weights.strict = 0; /* the file has a mask decoder of its own */
-    weights.other_name = tinysam_name;
+    weights.strict = 0; /* the file has a mask decoder of its own, or a classifier */
+    weights.required = prsmed_model_encoder();
+    weights.other_name = prsmed_model_encoder_names;
     return status == MT_OK ? ex_checkpoint_weights(*out, p->weights, &weights) : status;
 }
 

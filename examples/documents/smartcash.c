@@ -60,6 +60,7 @@ static mt_status make_model(void *self, mt_model **out) {
                            options.anchors);
     mt_status status = smartcash_model_new(&options, out);
     weights.strict = 0; /* the file has a classifier, and the model a head */
+    weights.required = smartcash_model_required(options.backbone);
     weights.other_name = smartcash_model_timm_name;
     return status == MT_OK ? ex_checkpoint_weights(*out, f->weights, &weights) : status;
 }

@@ -11,7 +11,7 @@ and clip_rn50 (open_clip's, in small):
     NET.state             lines "name sizes", sorted
     NET.MODE.OUTPUT       digest; MODE is eval or train
     NET.grad/NAME         digest of the gradient of the mean of the products of all outputs with made-up numbers
-    efficientnet.timm, clip_vit_b32.state, clip_rn50_full.state, tiny_vit's neck left out: lines "name sizes", sorted
+    efficientnet.timm, tiny_vit.timm (without its head), clip_vit_b32.state, clip_rn50_full.state: lines "name sizes", sorted
 """
 
 import pathlib
@@ -120,6 +120,8 @@ def main():
         out.add(name + ".state", lines(open_clip.create_model(model).state_dict().items()))
     b4 = timm.create_model("efficientnet_b4", num_classes=0)
     out.add("efficientnet.timm", lines(b4.state_dict().items()))
+    vit = timm.create_model("tiny_vit_5m_224", num_classes=0).state_dict()
+    out.add("tiny_vit.timm", lines(i for i in vit.items() if not i[0].startswith("head.")))
     out.write(pathlib.Path(__file__).with_name("published.bin"))
 
 

@@ -5,6 +5,8 @@
  */
 #include <cstdio>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -275,6 +277,13 @@ TEST("names", efficientnet_by_timms_names) {
     ck_assert_str_eq(efficientnet_timm_name("features.9.0.block.0.0.weight").c_str(), "");
 }
 
+TEST("names", tiny_vit_by_timms_names) {
+    const golden::File file = golden_file();
+    const TinyVitEncoder net;
+    same_lines(lines(*net, "neck.", tiny_vit_timm_name), file.text("tiny_vit.timm"));
+    ck_assert_str_eq(tiny_vit_timm_name("neck.0.weight").c_str(), "");
+}
+
 namespace {
 
 void save(const std::string &path, const Outputs &named) {
@@ -300,6 +309,34 @@ void has_weights_of(mt_model *model, torch::nn::Module &source) {
     ck_ok(mt_torch_new(model, nullptr, &torch));
     ck_ok(mt_torch_visit_state(torch, same_as_source, &source));
     mt_torch_free(torch);
+}
+
+struct Expected {
+    std::string prefix; /* of the model's names */
+    std::map<std::string, at::Tensor> tensors;
+    size_t met;
+};
+
+mt_status same_as_expected(void *user, const char *name, mt_tensor *tensor) {
+    auto &expected = *static_cast<Expected *>(user);
+    const std::string whole = name;
+    if (whole.compare(0, expected.prefix.size(), expected.prefix) != 0) return MT_OK;
+    auto there = expected.tensors.find(whole.substr(expected.prefix.size()));
+    if (there == expected.tensors.end()) return MT_OK;
+    ck_assert_msg(memtrain::tensor(tensor).equal(there->second), "%s is another one", name);
+    expected.met++;
+    return MT_OK;
+}
+
+/* The model has all of these. */
+void expect(mt_model *model, Expected &expected) {
+    mt_torch *torch = nullptr;
+    expected.met = 0;
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_ok(mt_torch_visit_state(torch, same_as_expected, &expected));
+    mt_torch_free(torch);
+    ck_assert_uint_eq(expected.met, expected.tensors.size());
+    ck_assert_uint_gt(expected.met, 0);
 }
 
 } // namespace
@@ -331,6 +368,62 @@ TEST("names", loads_by_timms_names) {
     unlink(path);
     has_weights_of(model, *source);
     mt_model_free(model);
+}
+
+namespace {
+
+/* The encoder of prsmed's network, under the names that another file has for its tensors. "": not there. */
+Outputs encoder_by(torch::nn::Module &net, const std::function<std::string(std::string)> &name_of) {
+    Outputs named;
+    for (const auto &list : {net.named_parameters(), net.named_buffers()})
+        for (const auto &item : list)
+            if (!name_of(item.key()).empty())
+                named.emplace_back(name_of(item.key()), item.value().detach().contiguous());
+    return named;
+}
+
+} // namespace
+
+/* Files of all of TinySAM, of its encoder alone, and timm's, which lacks the neck; and one that lacks a block. */
+TEST("names", loads_a_tiny_vit) {
+    char path[] = "/tmp/check_model_published.XXXXXX";
+    prsmed_model_options o = PRSMED_MODEL_OPTIONS_INIT;
+    mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
+    close(mkstemp(path));
+    unlink(path);
+    o.encoder = PRSMED_TINY_VIT;
+    o.side = 64;
+    weights.strict = 0;
+    weights.required = prsmed_model_encoder();
+    weights.other_name = prsmed_model_encoder_names;
+    seed();
+    TinyVitEncoder source;
+    golden::fill(*source);
+    const std::function<std::string(std::string)> kinds[] = {
+        [](const std::string &name) { return "image_encoder." + name; },
+        [](const std::string &name) { return name; }, tiny_vit_timm_name,
+        [](const std::string &name) {
+            const bool is_absent = name.compare(0, 18, "layers.2.blocks.5.") == 0;
+            return is_absent ? std::string() : tiny_vit_timm_name(name);
+        }};
+    for (const auto &kind : kinds) {
+        mt_model *model = nullptr;
+        const Outputs named = encoder_by(*source, kind);
+        save(path, named);
+        ck_ok(prsmed_model_new(&o, &model));
+        if (&kind == kinds + 3) {
+            ck_refused(mt_model_load_weights(model, path, &weights), MT_EINVAL,
+                       "the first is 'vision.layers.2.blocks.5.");
+        } else {
+            ck_ok(mt_model_load_weights(model, path, &weights));
+            Expected expected{"vision.", {}, 0};
+            for (const auto &item : encoder_by(*source, kinds[1]))
+                if (!kind(item.first).empty()) expected.tensors.emplace(item);
+            expect(model, expected);
+        }
+        mt_model_free(model);
+    }
+    unlink(path);
 }
 
 /* Two files and the index of both, as for a network that is too large for one; and what may be wrong with them. */

@@ -31,6 +31,14 @@ TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     ck_says(cli_err, wrong[_i][1], wrong[_i][2]);
 }
 
+TEST("flags", a_network_in_part_is_refused) {
+    const char *file = cli_path("w");
+    cli_write_tensor(file, "logit_scale", "", 4);
+    EXPECT(2, TINY, "--weights", file);
+    cli_one_line("car_clip: --weights: ");
+    ck_says(cli_err, "' lacks ", " tensors of the model, the first is ", "; accepted: a file that");
+}
+
 /* A loss of chunks depends on their size: it is that of --batch. */
 TEST("flags", plain_chunks_are_not_chosen) {
     EXPECT(2, "--contrastive", "plain", "--micro-batch", "4");

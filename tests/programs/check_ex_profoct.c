@@ -60,6 +60,26 @@ TEST("runs", an_episode_is_never_cut) {
     ck_contains(cli_out, "chunks of 1 for batch 2; ");
 }
 
+/* A ResNet-18's file has 100 of a ResNet-34's 180 tensors. FETI's stem is another one; its own file has it. */
+TEST("runs", a_backbone_is_read_whole) {
+    char eighteen[CLI_PATH], feti[CLI_PATH];
+    snprintf(eighteen, sizeof eighteen, "%s", cli_path("eighteen"));
+    snprintf(feti, sizeof feti, "%s", cli_path("feti"));
+    EXPECT(0, RUN, "--backbone", "ResNet18", "--steps", "1", "--save", eighteen);
+    EXPECT(0, RUN, "--backbone", "ResNet18", "--steps", "1", "--weights", eighteen);
+    ck_assert_ptr_null(strstr(cli_err, "--weights"));
+    EXPECT(2, RUN, "--backbone", "ResNet34", "--weights", eighteen);
+    ck_says(cli_err, "profoct: --weights: ",
+            "' lacks 80 of the 180 tensors of the model that begin with 'feature.', the first is "
+            "'feature.layer1.2.conv1.weight'; accepted: a file that has all of them");
+    EXPECT(0, RUN, "--backbone", "ResNet18", "--FETI", "1", "--steps", "1", "--weights", eighteen,
+           "--save", feti);
+    ck_says(cli_err, "--weights: the stem of '",
+            "' has kernels of 7x7 and FETI's has 5x5: it is not read");
+    EXPECT(0, RUN, "--backbone", "ResNet18", "--FETI", "1", "--steps", "1", "--weights", feti);
+    ck_assert_ptr_null(strstr(cli_err, "--weights"));
+}
+
 /* What does not fit with the matrix of covariances is told how to do without. */
 TEST("runs", the_matrix_is_refused) {
     EXPECT(3, RUN, "--pool", "2", "--budget", "100MiB", "--covariance", "matrix");

@@ -30,6 +30,15 @@ TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     ck_contains(cli_err, wrong[_i][2]);
 }
 
+TEST("flags", an_encoder_in_part_is_refused) {
+    const char *file = cli_path("w");
+    cli_write_tensor(file, "patch_embed.conv1.bn.weight", "32", 128); /* timm's name */
+    EXPECT(2, QUICK, "--budget", "auto", "--image-size", "64", "--encoder", "tiny_vit", "--weights",
+           file);
+    cli_one_line("prsmed: --weights: ");
+    ck_says(cli_err, "' lacks ", " that begin with 'vision.patch_embed.' or 'vision.layers.', the");
+}
+
 TEST("flags", what_there_is_not_is_refused) {
     EXPECT(2, "--compile-model");
     ck_says(cli_err, "prsmed: --compile-model: ", "torch.compile");

@@ -29,6 +29,18 @@ TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     ck_says(cli_err, wrong[_i][0], wrong[_i][2]);
 }
 
+TEST("flags", a_backbone_in_part_is_refused) {
+    const char *file = cli_path("w");
+    cli_write_tensor(file, "features.0.1.weight", "32", 128);
+    EXPECT(2, TINY, "--backbone", "efficientnet_b0", "--weights", file);
+    cli_one_line("smartcash: --weights: ");
+    ck_says(cli_err, "' lacks ",
+            " tensors of the model that begin with 'features.', the first is ");
+    cli_write_tensor(file, "logit_scale", "", 4);
+    EXPECT(2, TINY, "--weights", file);
+    ck_contains(cli_err, "has no tensor under a name of the model's");
+}
+
 TEST("flags", an_epoch_of_nothing_is_refused) {
     EXPECT(2, TINY, "--scenes", "1");
     ck_contains(cli_err, "only 1 pictures for training; 2 are the fewest");

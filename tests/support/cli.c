@@ -100,6 +100,17 @@ void cli_write_bytes(const char *path, const void *bytes, size_t count) {
     write_how(path, "wb", bytes, count);
 }
 
+void cli_write_tensor(const char *path, const char *name, const char *shape, size_t bytes) {
+    char file[1024] = "";
+    const int length = snprintf(
+        file + 8, 256, "{\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[0,%zu]}}", name,
+        shape, bytes);
+    ck_assert_int_lt(length, 256);
+    ck_assert_uint_lt(8 + (size_t)length + bytes, sizeof file);
+    file[0] = (char)length;
+    cli_write_bytes(path, file, 8 + (size_t)length + bytes);
+}
+
 static void redirect(const char *path, int to) {
     int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (file < 0 || dup2(file, to) < 0) _exit(99);

@@ -69,6 +69,9 @@ void cli_write_file(const char *path, const char *text);
 void cli_append_file(const char *path, const char *text);
 void cli_write_bytes(const char *path, const void *bytes, size_t count);
 
+/* A safetensors file of one tensor of zeros, float32: shape "32,3,3,3", bytes 4 * 32 * 3 * 3 * 3. */
+void cli_write_tensor(const char *path, const char *name, const char *shape, size_t bytes);
+
 /* The text must have each of these words in it. */
 #define ck_says(text, ...)                                                                         \
     do {                                                                                           \

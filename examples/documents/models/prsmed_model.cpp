@@ -4,7 +4,9 @@
  */
 #include "prsmed_net.hpp"
 
+#include <cstdio>
 #include <cstring>
+#include <string>
 
 #include <ATen/ops/from_blob.h>
 
@@ -183,6 +185,18 @@ mt_status prsmed_model_new(const prsmed_model_options *options, mt_model **out) 
         if (options->encoder == PRSMED_TINY_VIT) description.min_micro_batch = 1;
         return description;
     });
+}
+
+const char *prsmed_model_encoder(void) {
+    return "vision.patch_embed.,vision.layers.";
+}
+
+void prsmed_model_encoder_names(void *, const char *name, char *other, size_t capacity) {
+    static const char vision[] = "vision.";
+    if (std::strncmp(name, vision, std::strlen(vision)) != 0) return;
+    const std::string inner = name + std::strlen(vision), timms = tiny_vit_timm_name(inner);
+    std::snprintf(other, capacity, "image_encoder.%s,%s%s%s", inner.c_str(), inner.c_str(),
+                  timms.empty() ? "" : ",", timms.c_str());
 }
 
 mt_status prsmed_model_estimate(const prsmed_model_options *options, size_t prompt_length,

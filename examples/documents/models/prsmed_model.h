@@ -70,6 +70,15 @@ typedef struct prsmed_estimate {
  */
 MT_NODISCARD mt_status prsmed_model_new(const prsmed_model_options *options, mt_model **out);
 
+/* For mt_weights_options: what the names of the image encoder begin with, its neck left out. Static. */
+const char *prsmed_model_encoder(void);
+
+/*
+ * For mt_weights_options: the names that the image encoder of PRSMED_TINY_VIT has in files of all of TinySAM, of the encoder
+ * alone, and of timm's tiny_vit_5m_224.
+ */
+void prsmed_model_encoder_names(void *user, const char *name, char *other, size_t capacity);
+
 /* @return MT_OK; MT_EINVAL (names the field) */
 MT_NODISCARD mt_status prsmed_model_estimate(const prsmed_model_options *options,
                                              size_t prompt_length,

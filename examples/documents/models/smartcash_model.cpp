@@ -157,6 +157,13 @@ void smartcash_model_timm_name(void *, const char *name, char *other, size_t cap
     std::snprintf(other, capacity, "%s", efficientnet_timm_name(name).c_str());
 }
 
+const char *smartcash_model_required(smartcash_backbone backbone) {
+    const bool is_efficientnet =
+        backbone == SMARTCASH_EFFICIENTNET_B4 || backbone == SMARTCASH_EFFICIENTNET_B0;
+    if (!smartcash_model_parts(backbone)) return nullptr;
+    return is_efficientnet ? "features." : "stem.,stages.";
+}
+
 const char *const *smartcash_model_parts(smartcash_backbone backbone) {
     static const char *const efficientnet[] = {"features.", nullptr};
     static const char *const cspdarknet[] = {"stem.", "stages.", nullptr};

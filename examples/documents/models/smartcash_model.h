@@ -83,6 +83,9 @@ MT_NODISCARD mt_status smartcash_model_new(const smartcash_model_options *option
 /* For mt_weights_options: the names of timm's efficientnet_b4 and b0, which are none of torchvision's. */
 void smartcash_model_timm_name(void *user, const char *name, char *other, size_t capacity);
 
+/* For mt_weights_options: what the names of the backbone begin with; NULL for none. Static. */
+const char *smartcash_model_required(smartcash_backbone backbone);
+
 /* What the names of the backbone's parameters begin with, NULL at the end; NULL for none. Static. */
 const char *const *smartcash_model_parts(smartcash_backbone backbone);
 

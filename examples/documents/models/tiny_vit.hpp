@@ -12,6 +12,7 @@
 #include "prsmed_vision.hpp"
 
 #include <memory>
+#include <regex>
 #include <string>
 
 #include <ATen/ops/arange.h>
@@ -161,6 +162,24 @@ private:
     int64_t window;
 };
 TORCH_MODULE(TinyBlock);
+
+/*
+ * The name that timm's tiny_vit_5m_224 has for one of TinySAM's: layers.0.downsample.conv1.c.weight is
+ * stages.1.downsample.conv1.conv.weight, since timm has the step between two stages at the beginning of the second. "": none, as
+ * of the neck.
+ */
+inline std::string tiny_vit_timm_name(const std::string &name) {
+    static const std::regex stem(R"(patch_embed\.seq\.(0|2)\.(.+))");
+    static const std::regex layer(R"(layers\.(\d)\.(blocks|downsample)\.(.+))");
+    static const std::regex conv(R"(\bc\.weight$)");
+    std::smatch m;
+    const std::string plain = std::regex_replace(name, conv, "conv.weight");
+    if (std::regex_match(plain, m, stem))
+        return (m[1] == "0" ? "patch_embed.conv1." : "patch_embed.conv2.") + m[2].str();
+    if (!std::regex_match(plain, m, layer)) return "";
+    const int stage = std::stoi(m[1]) + (m[2] == "downsample");
+    return "stages." + std::to_string(stage) + "." + m[2].str() + "." + m[3].str();
+}
 
 class TinyVitEncoderImpl : public VisionEncoder {
 public:

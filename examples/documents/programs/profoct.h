@@ -17,6 +17,8 @@ typedef struct profoct {
         variants, running;
     int64_t episodes, val_episodes, test_episodes;
     const char *preset, *weights;
+    const char
+        *unread; /* layers that are not read from --weights (mt_weights_options.skip); NULL: none */
     int self_test;
     ex_class_sets classes;
     ex_episodes learning, testing;

@@ -100,7 +100,7 @@ static const ex_option own_flags[] = {
          "at the end, with classes that were never seen (the script: 600)", .most = 1000000),
     FLAG("weights", EX_TEXT, weights, "FILE",
          "begin with the backbone of a safetensors file of torchvision's or timm's ResNet of that "
-         "depth",
+         "depth; --FETI leaves out the stem of a file that has another one",
          .accepts = "a safetensors file of the network's weights", .decides = 1,
          .file = EX_FILE_READ),
     FLAG("self-test", EX_SWITCH, self_test, NULL,

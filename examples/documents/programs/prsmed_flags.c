@@ -108,8 +108,8 @@ static const ex_option own_flags[] = {
         .accepts = "a folder of PNG pictures", .by_default = "those that come with the programs"),
     OWN("weights", EX_TEXT, weights, "FILE",
         "begin with the image encoder of a safetensors file of TinySAM's or MobileSAM's weights, "
-        "for "
-        "--encoder tiny_vit",
+        "or of "
+        "timm's tiny_vit_5m_224, which has no neck; for --encoder tiny_vit",
         .accepts = "a safetensors file of the network's weights", .decides = 1,
         .file = EX_FILE_READ),
     OWN("config", EX_PARSED, flags, "NAME",
