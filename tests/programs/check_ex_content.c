@@ -64,6 +64,30 @@ TEST_LOOP("files", of_small_tensors, 3) {
     free(zeros);
 }
 
+/* A header of 16 KiB before 40 MiB, of which no place but the first is looked at: types and shapes are all in the mark. */
+TEST_LOOP("files", of_types_and_shapes, 2) {
+    enum { MANY = 40 << 20, TENSORS = 200 };
+    static const int64_t large[] = {MANY / 4}, flat[] = {4}, square[] = {2, 2};
+    static const float values[4];
+    static char texts[TENSORS][16];
+    mt_safetensors_tensor tensors[TENSORS];
+    const char *names[] = {"a", "b"};
+    char *zeros = calloc(MANY, 1);
+    ck_assert_ptr_nonnull(zeros);
+    for (int i = 0; i < TENSORS; i++) {
+        snprintf(texts[i], sizeof texts[i], "tensor.%03d", i);
+        tensors[i] = (mt_safetensors_tensor){texts[i], MT_ST_F32, 1, flat, sizeof values, values};
+    }
+    tensors[0] = (mt_safetensors_tensor){texts[0], MT_ST_F32, 1, large, MANY, zeros};
+    for (int i = 0; i < 2; i++) {
+        if (i && _i) tensors[TENSORS - 20].dtype = MT_ST_I32;
+        if (i && !_i) tensors[TENSORS - 20].dims = 2, tensors[TENSORS - 20].shape = square;
+        ck_assert_int_eq(mt_safetensors_save(cli_path(names[i]), tensors, TENSORS, NULL), MT_OK);
+    }
+    ck_assert(!are_same("a", "b"));
+    free(zeros);
+}
+
 /* A large file is looked at in places, to its end. */
 TEST("files", of_which_places_are_looked_at) {
     cli_shell("cd '%s' && truncate -s 300M a && cp --sparse=always a b", cli_root);

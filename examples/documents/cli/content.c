@@ -21,7 +21,7 @@ uint64_t ex_hash_text(uint64_t hash, const char *text) {
     return ex_hash(hash, text, strlen(text) + 1);
 }
 
-/* The beginning, the middle and the end of each tensor, however small: of other files nothing. */
+/* Name, type and shape of each tensor, and its beginning, middle and end, however small: of other files nothing. */
 static uint64_t hash_tensors(uint64_t hash, const char *path) {
     char piece[PLACE_BYTES];
     mt_safetensors *file;
@@ -35,6 +35,9 @@ static uint64_t hash_tensors(uint64_t hash, const char *path) {
         const size_t bytes = tensor.bytes < PLACE_BYTES ? (size_t)tensor.bytes : PLACE_BYTES;
         const uint64_t last = tensor.bytes - bytes, places[] = {0, last / 2, last};
         hash = ex_hash_text(hash, tensor.name);
+        hash = ex_hash_text(hash, mt_st_dtype_name(tensor.dtype));
+        hash = ex_hash(hash, &tensor.dims, sizeof tensor.dims);
+        hash = ex_hash(hash, tensor.shape, tensor.dims * sizeof *tensor.shape);
         for (size_t k = 0; k < sizeof places / sizeof *places; k++)
             if (mt_safetensors_read(file, i, places[k], piece, bytes) == MT_OK)
                 hash = ex_hash(hash, piece, bytes);

@@ -20,7 +20,7 @@ uint64_t ex_hash_text(uint64_t hash, const char *text);
 
 /*
  * Writes "content " and 16 digits: of the size of the file and of 512 places of 4 KiB in it, so of all of a file of up to 2 MiB.
- * Of a safetensors file also of the beginning, the middle and the end of each tensor. Of an index of weights (*.json) it is that
+ * Of a safetensors file also of the name, type and shape of each tensor, and of its beginning, middle and end. Of an index of weights (*.json) it is that
  * of all its files, by name. A file that cannot be read, or is none, has a mark too, which no other has.
  */
 void ex_content_mark(const char *path, char *text, size_t capacity);
