@@ -6,7 +6,8 @@
 # Each row is a run of its own with a time limit. What is printed comes from its trace. The first steps may have the highest
 # peak: the last step has that of the chunks which the run has come to. The resident bytes are the most that
 # the kernel has seen of the process (Linux). A row that does not fit, fails or is out of time says so, and the next one runs.
-# WEIGHTS is the folder for files of random weights (BUILD/weights), which are made for rows that name one, and stay.
+# WEIGHTS is the folder for files of random weights (BUILD/weights), which are made for rows that name one, and stay. One whose
+# size is not what its header says is made again.
 set -eu
 build=$1
 shift
@@ -123,19 +124,60 @@ run() {
     fi
 }
 
+# is_whole FILE: whether a safetensors file has as many bytes as its header says. A header begins with its length.
+is_whole() {
+    [ -f "$1" ] || return 1
+    length=$(od -An -tu8 -N 8 "$1" | tr -d ' ')
+    [ "${length:-0}" -gt 0 ] 2>/dev/null && [ "$length" -lt 100000000 ] || return 1
+    ends=$(head -c $((8 + length)) "$1" | tail -c "$length" | tr '{' '\n' | awk -v header="$length" '
+        sub(/.*"data_offsets":\[[0-9]+,/, "") && $0 + 0 > end { end = $0 + 0 }
+        END { printf "%.0f", 8 + header + end }')
+    [ "$ends" -eq "$(wc -c <"$1")" ]
+}
+
 # write_weights COMMAND...: the file of random weights that a command names, unless it is there.
 write_weights() {
     model='' file=''
-    while [ $# -gt 1 ]; do
+    while [ $# -gt 0 ]; do
         case $1 in
-        --text-model) model=$2 ;;
-        --text-weights) file=$2 ;;
+        --text-model) model=${2:-} ;;
+        --text-weights) file=${2:-} ;;
+        --text-model=*) model=${1#*=} ;;
+        --text-weights=*) file=${1#*=} ;;
         esac
         shift
     done
-    if [ -z "$file" ] || [ -e "$file" ]; then return 0; fi
+    if [ -z "$file" ]; then return 0; fi
+    case $file in
+    "$weights"/*.safetensors) if is_whole "$file"; then return 0; fi ;;
+    *) if [ -e "$file" ]; then return 0; fi ;; # another's: it is not replaced
+    esac
     mkdir -p "$(dirname "$file")"
+    if [ -f "$file" ]; then rm "$file"; fi
     "$build/examples/prsmed" --text-model "$model" --write-text-weights "$file" >"$notes/out" 2>&1 </dev/null
+}
+
+# take_row NAME LIMIT COMMAND...: a word that names a file in WEIGHTS/ gets the folder, which may have blanks in its name.
+take_row() {
+    name=$1 limit=$2
+    shift 2
+    left=$#
+    while [ "$left" -gt 0 ]; do
+        word=$1
+        shift
+        case $word in
+        WEIGHTS/*) word=$weights/${word#WEIGHTS/} ;;
+        --*=WEIGHTS/*) word=${word%%=*}=$weights/${word#*=WEIGHTS/} ;;
+        esac
+        set -- "$@" "$word"
+        left=$((left - 1))
+    done
+    if write_weights "$@"; then
+        run "$name" "$limit" "$@"
+    else
+        echo "    ours: its weights could not be written: $(tail -n 1 "$notes/out")"
+        failed=1
+    fi
 }
 
 failed=0 rows=0
@@ -147,14 +189,8 @@ while IFS='|' read -r name limit theirs command; do
     command=$(trim "$command")
     echo "$name"
     echo "    theirs: $(trim "$theirs")"
-    words=$(printf '%s' "$command" | sed "s|WEIGHTS/|$weights/|")
     # shellcheck disable=SC2086 # the flags of a row are words
-    if write_weights $words; then
-        run "$name" "$(trim "$limit")" $words
-    else
-        echo "    ours: its weights could not be written: $(tail -n 1 "$notes/out")"
-        failed=1
-    fi
+    take_row "$name" "$(trim "$limit")" $command
     echo "    command: $command"
 done <"$list"
 if [ $rows -eq 0 ]; then
