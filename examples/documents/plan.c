@@ -17,11 +17,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define NAME "plan"
 
 typedef struct configuration {
-    const char *example, *name, *what, *flags;
+    const char *example, *name, *what;
+    const char *flags; /* words; WEIGHTS/ is the folder of --weights */
 } configuration;
 
 static const configuration configurations[] = {
@@ -42,6 +44,9 @@ static const configuration configurations[] = {
      "--size published --config 16gb"},
     {"prsmed", "500m", "the same as 0, beside a frozen language model of 0.5 B in memory",
      "--size published --config 0 --text-model 500m"},
+    {"prsmed", "7b", "the same as 0, beside a frozen language model of 7.24 B in a mapped file",
+     "--size published --config 0 --text-model 7b --text-type bf16 --cache-frozen "
+     "--text-weights WEIGHTS/7b.safetensors"},
     {"car_clip", "16x8", "ViT-B/32 at 224 pixels, 8 batches of 16",
      "--size published --batch 16 --accumulate 8"},
     {"car_clip", "96", "ViT-B/32 at 224 pixels, one batch of 96",
@@ -56,7 +61,7 @@ static const configuration configurations[] = {
 };
 
 typedef struct plan {
-    const char *example, *config, *budget;
+    const char *example, *config, *budget, *weights;
     int help;
 } plan;
 
@@ -68,6 +73,9 @@ static const ex_option rows[] = {
     EX_FLAG("budget", EX_TEXT, plan, budget, "SIZE",
             "what tensors may take: 8GiB, 0.95 of what is there",
             .accepts = "a size, or a share of what is there", .by_default = "none: a list"),
+    EX_FLAG("weights", EX_TEXT, plan, weights, "DIR",
+            "folder of files of language models, which `make documents` writes",
+            .accepts = "a folder", .by_default = "weights, beside that of the programs"),
     EX_FLAG("help", EX_SWITCH, plan, help, NULL, "this list", .most = 1),
 };
 
@@ -105,7 +113,7 @@ static void print_names(const plan *p, int is_example) {
 
 /* The flag that is wrong: a name of no program, or of none of its configurations. */
 static void print_unknown(const plan *p) {
-    plan all = {p->example, NULL, NULL, 0};
+    plan all = {p->example, NULL, NULL, NULL, 0};
     int is_example = !count_chosen(&all);
     fprintf(stderr,
             NAME ": --%s: '%s' is not accepted; accepted%s%s: ", is_example ? "example" : "config",
@@ -149,20 +157,41 @@ enum { MOST_ARGUMENTS = 32, MOST_FLAGS = 256 };
 
 /* What is run: argv points into flags, whose blanks are the ends of words. */
 typedef struct command {
-    char path[4096], flags[MOST_FLAGS];
+    char path[4096], weights[4096], flags[MOST_FLAGS];
     char *argv[MOST_ARGUMENTS + 1];
 } command;
 
+/* What may take so little memory that a configuration fits, where no saver that runs take of themselves does. */
+#define LESS "--offload file"
+
+/* The file of weights that a configuration names; "": none. program: the path of one. */
+static void find_weights(const plan *p, const configuration *c, const char *program, char *path,
+                         size_t capacity) {
+    static const char begin[] = "WEIGHTS/";
+    const char *file = strstr(c->flags, begin), *slash = strrchr(program, '/');
+    int length = slash ? (int)(slash - program) : 0;
+    *path = '\0';
+    if (!file) return;
+    file += strlen(begin);
+    int end = (int)strcspn(file, " ");
+    if (p->weights)
+        snprintf(path, capacity, "%s/%.*s", p->weights, end, file);
+    else
+        snprintf(path, capacity, "%.*s/../weights/%.*s", length, program, end, file);
+}
+
 /* @return 1; 0 where it is not known in which folder the program is */
-static int make_command(const plan *p, const configuration *c, const char *argv0, command *out) {
+static int make_command(const plan *p, const configuration *c, const char *more, const char *argv0,
+                        command *out) {
     const char *const last[] = {"--explain", "--epochs", "0",       "--device",
                                 "cpu",       "--budget", p->budget, NULL};
     size_t count = 0;
     if (!ex_child_path(argv0, c->example, out->path, sizeof out->path)) return 0;
-    snprintf(out->flags, sizeof out->flags, "%s", c->flags);
+    find_weights(p, c, out->path, out->weights, sizeof out->weights);
+    snprintf(out->flags, sizeof out->flags, "%s %s", c->flags, more);
     out->argv[count++] = out->path;
     for (char *word = strtok(out->flags, " "); word; word = strtok(NULL, " "))
-        out->argv[count++] = word;
+        out->argv[count++] = strncmp(word, "WEIGHTS/", 8) == 0 ? out->weights : word;
     for (size_t i = 0; i < EX_ROWS(last); i++) out->argv[count++] = (char *)last[i];
     return 1;
 }
@@ -243,11 +272,28 @@ static void print_peak(const answer *a) {
     printf("\n");
 }
 
-static void print_answer(const configuration *c, const answer *a) {
+/* A state that does not fit takes the same with any saver. The programs say so of a chunk. */
+static int may_take_less(const answer *a) {
+    static const char chunk_line[] = "the smallest chunk, ";
+    return a->exit_status == DOES_NOT_FIT && strncmp(a->error, chunk_line, strlen(chunk_line)) == 0;
+}
+
+/* less: what the program says with LESS; NULL: it was not asked. */
+static void print_no(const answer *a, const answer *less) {
+    printf("does not fit: %s", a->error);
+    if (less && less->exit_status == 0) {
+        printf("; it fits with " LESS ", in chunks of %zu", chunk_of(less));
+        print_peak(less);
+    } else {
+        printf("%s\n", less ? "; nor with " LESS : "");
+    }
+}
+
+static void print_answer(const configuration *c, const answer *a, const answer *less) {
     const char *most = a->whole.is_bound ? "at most " : "";
     printf("%-10s %-12s ", c->example, c->name);
     if (a->exit_status == DOES_NOT_FIT)
-        printf("does not fit: %s\n", a->error);
+        print_no(a, less);
     else if (a->exit_status != 0)
         printf("not known: %s\n", a->error);
     else {
@@ -269,15 +315,32 @@ static int fail_unknown_folder(void) {
     return 1;
 }
 
+/* With LESS, where that may help. @return 1: it was asked */
+static int ask_with_less(const plan *p, const configuration *c, const char *argv0, const answer *a,
+                         answer *out) {
+    command asked;
+    if (!may_take_less(a) || !make_command(p, c, LESS, argv0, &asked)) return 0;
+    ask(c, &asked, out);
+    return 1;
+}
+
 /* One configuration alone: all that the program says. */
 static int show(const plan *p, const configuration *c, const char *argv0) {
     command asked;
-    if (!make_command(p, c, argv0, &asked)) return fail_unknown_folder();
+    if (!make_command(p, c, "", argv0, &asked)) return fail_unknown_folder();
     printf("%s, %s: %s\n%s\n\n", c->example, c->name, c->what, c->flags);
     pid_t child = ex_child_start(asked.path, asked.argv, NULL);
     int status = child > 0 ? ex_child_wait(child, NULL) : EX_CANNOT_BE_RUN;
     if (status == EX_CANNOT_BE_RUN || status == EX_IS_NOT_THERE)
         fprintf(stderr, NAME ": %s is not there to be run: `make` builds it\n", c->example);
+    if (status == DOES_NOT_FIT && make_command(p, c, LESS, argv0, &asked)) {
+        answer less;
+        ask(c, &asked, &less);
+        if (less.exit_status == 0) {
+            printf("\nIt fits with " LESS ", in chunks of %zu", chunk_of(&less));
+            print_peak(&less);
+        }
+    }
     return status;
 }
 
@@ -289,12 +352,20 @@ static int compare(const plan *p, const char *argv0) {
     for (size_t i = 0; i < EX_ROWS(configurations); i++) {
         const configuration *c = &configurations[i];
         command asked;
-        answer a;
+        answer a, less;
         if (!is_chosen(p, c)) continue;
-        if (!make_command(p, c, argv0, &asked)) return fail_unknown_folder();
-        print_question(c, ++number, count);
+        if (!make_command(p, c, "", argv0, &asked)) return fail_unknown_folder();
+        number++;
+        if (*asked.weights && access(asked.weights, R_OK) != 0) {
+            printf(
+                "%-10s %-12s is left out: there is no '%s', which --write-text-weights of prsmed "
+                "writes\n",
+                c->example, c->name, asked.weights);
+            continue;
+        }
+        print_question(c, number, count);
         ask(c, &asked, &a);
-        print_answer(c, &a);
+        print_answer(c, &a, ask_with_less(p, c, argv0, &a, &less) ? &less : NULL);
         if (a.exit_status == DOES_NOT_FIT) worst = DOES_NOT_FIT;
         is_known &= a.exit_status == 0 || a.exit_status == DOES_NOT_FIT;
     }
@@ -310,7 +381,7 @@ static int run(const plan *p, const char *argv0) {
 /* ---- main -------------------------------------------------------------------------------------- */
 
 int main(int argc, char **argv) {
-    plan p = {NULL, NULL, NULL, 0};
+    plan p = {NULL, NULL, NULL, NULL, 0};
     ex_error error;
     const ex_table tables[] = {{rows, EX_ROWS(rows), &p}, {NULL, 0, NULL}};
     if (ex_options_parse(NAME, tables, argc, argv, &error) != 0) {

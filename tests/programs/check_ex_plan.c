@@ -56,6 +56,30 @@ TEST_LOOP("runs", a_program_against_budgets, LENGTH(budgets)) {
     if (_i >= 1) ck_contains(cli_out, "; a step takes ");
 }
 
+/* A row that fits with its activations in a file is told so; the state of the other presets fits in no way. */
+TEST("runs", what_makes_a_row_fit_is_told) {
+    EXPECT(3, "--example", "profoct", "--budget", "3700MiB");
+    ck_says(cli_out, "maximum      does not fit: the smallest chunk, of 1 sample, ",
+            "; it fits with --offload file, in chunks of 1; a step takes ");
+    EXPECT(3, "--example", "profoct", "--config", "maximum", "--budget", "3700MiB");
+    ck_contains(cli_out, "\nIt fits with --offload file, in chunks of 1; a step takes ");
+    EXPECT(3, "--example", "profoct", "--budget", "100MiB");
+    ck_assert_ptr_null(strstr(cli_out, "--offload"));
+}
+
+/* A language model in a file, where there is such a file. */
+TEST("runs", a_file_of_weights) {
+    EXPECT(0, "--example", "prsmed");
+    ck_contains(cli_out,
+                "prsmed     7b           the same as 0, beside a frozen language model of");
+    EXPECT(3, "--example", "prsmed", "--budget", "100MiB", "--weights", "/nonexistent");
+    ck_contains(cli_out,
+                "7b           is left out: there is no '/nonexistent/7b.safetensors', which ");
+    cli_write_file(cli_path("7b.safetensors"), "no such file");
+    EXPECT(1, "--example", "prsmed", "--budget", "100MiB", "--weights", cli_root);
+    ck_says(cli_out, "7b           not known: ", "7b.safetensors' is no safetensors file");
+}
+
 /* Programs that are not there say nothing of a budget: plan alone, in a folder beside the libraries. */
 TEST("runs", a_program_that_is_not_there) {
     char command[8 * CLI_PATH];
