@@ -79,6 +79,7 @@ void ex_report_resident(const ex_flags *flags, const ex_device *device) {
     mt_resident now = MT_RESIDENT_INIT;
     char peak[32], limit[32], tensors[32], arena[32], other[32];
     if (!flags->budget_resident || mt_device_resident(device->name, &now) != MT_OK) return;
+    if (flags->explain && !flags->epochs) return; /* tensors of a dry run are in memory in part */
     printf("process %s at most of %s; now tensors %s, arena %s, code and the rest %s\n",
            mt_format_size(now.peak_bytes, peak, sizeof peak),
            mt_format_size(now.limit_bytes, limit, sizeof limit),
