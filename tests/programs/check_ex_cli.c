@@ -125,6 +125,21 @@ TEST("runs", an_order_is_chosen) {
     ck_contains(cli_err, "--channels-last: ");
 }
 
+/* Where the batch does not fit at once, an order is chosen by a smaller chunk; where none does, a line says so. */
+TEST("runs", an_order_is_chosen_in_little_memory) {
+    size_t samples = 0;
+    EXPECT(0, ONE_STEP, "--image-size", "96", "--batch", "32", "--budget", "230MiB",
+           "--channels-last", "auto");
+    const char *told = strstr(cli_err, "A chunk of ");
+    ck_assert_msg(told && sscanf(told, "A chunk of %zu", &samples) == 1, "%s", cli_err);
+    ck_assert_uint_ge(samples, 2);
+    ck_assert_uint_le(samples, 16);
+    EXPECT(3, ONE_STEP, "--image-size", "96", "--batch", "32", "--budget", "190MiB",
+           "--channels-last", "auto");
+    ck_contains(cli_err, "--channels-last auto: off, since not even a chunk of 2 with "
+                         "checkpointing fits in both orders");
+}
+
 /* All 64 digits of the state are for files and pipes; on a terminal the line would wrap. */
 TEST("runs", a_terminal_has_fewer_digits) {
     static char text[CLI_CAPACITY];
@@ -257,6 +272,13 @@ static int mib_of_code(void) {
     const char *at = strstr(cli_out, "code and the rest ");
     ck_assert_msg(at && sscanf(at, "code and the rest %lf MiB", &mib) == 1, "%s", cli_out);
     return (int)mib;
+}
+
+/* A run that is told and not made has nothing to say of the process. */
+TEST("budgets", a_dry_run_tells_no_process) {
+    EXPECT(0, FEW_PICTURES, "--epochs", "0", "--explain", "--budget", "auto", "--budget-resident",
+           "2GiB");
+    ck_assert_ptr_null(strstr(cli_out, "\nprocess "));
 }
 
 TEST_LOOP("budgets", a_limit_of_the_process_is_kept, LENGTH(limits)) {
