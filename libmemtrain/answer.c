@@ -45,7 +45,7 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     if (oom->refused) limit = asked_in_all(oom);
     limit = mt__max(2, limit) - 1;
     if (in_vain) limit = mt__min(limit, s->limit);
-    *s = (mt__shortage){limit, p->steps, in_vain ? s->patience + 1 : PATIENCE};
+    *s = (mt__shortage){limit, p->steps, in_vain ? s->patience + 1 : SHORTAGE_WAIT};
 }
 
 /* Whether no smaller chunk is legal, or all of them have been in vain. */

@@ -369,7 +369,7 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
     if (in_vain)
         patience = has_run && !need ? patience + 1 : 2 * patience;
     else if (!is_again)
-        patience = PATIENCE;
+        patience = FAILURE_WAIT;
     *f = (mt__failure){in_vain ? mt__min(samples, f->chunk) : samples, room, k->plans + patience,
                        patience};
 }

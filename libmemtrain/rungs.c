@@ -83,7 +83,7 @@ static void set_patience(mt_policy *p) {
     if (w->has_left && w->steps < 2 * w->patience)
         w->patience *= 2;
     else if (!p->ladder.rungs)
-        w->patience = PATIENCE;
+        w->patience = RUNG_WAIT;
     w->has_left = 0;
 }
 
@@ -194,7 +194,7 @@ static int may_fit(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk
     if (k && crosses_device(p, rungs)) mt__kind_forget(k);
     if (crosses_device(p, rungs)) return 1;
     if (k && mt__kind_largest(k, MT__IN_PLACE, room) >= chunk) return 1;
-    if (p->wait.steps <= PATIENCE * p->wait.patience) return 0;
+    if (p->wait.steps <= UNKNOWN_WAITS * p->wait.patience) return 0;
     return !k || (!mt__kind_rules_out(k, MT__IN_PLACE, chunk, room) &&
                   !mt__kind_has_failed(k, MT__IN_PLACE, chunk, room));
 }
@@ -229,7 +229,7 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
 
 void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {
     p->ladder.rungs = rungs & allowed(p) & SAME_NUMBERS;
-    if (p->ladder.rungs) p->wait.patience = PATIENCE; /* as if they had been taken now */
+    if (p->ladder.rungs) p->wait.patience = RUNG_WAIT; /* as if they had been taken now */
 }
 
 mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {

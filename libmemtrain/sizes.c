@@ -115,7 +115,7 @@ static double best_rate(const mt__sizes *s) {
 static int is_due(const mt__sizes *s, size_t samples, double best) {
     const mt__size *e = find(s, samples);
     if (!e) return !is_nearly_known(s, samples);
-    int is_old = s->batches >= PATIENCE * PATIENCE * e->last_batch;
+    int is_old = s->batches >= RERUN_AFTER * e->last_batch;
     return e->runs < KNOWN_RUNS || (is_old && rate(e) < CLIFF * best);
 }
 

@@ -34,12 +34,18 @@
 /* tests/bench/lengths */
 #define MOST_WEIGHT 4.0
 
-/*
- * Plans before a size that failed is tried again, or a rung is left; steps for which a shortage's limit holds. More each time
- * that it is in vain, and so many times as many where nothing is known. A size that is not much slower runs again after the
- * square of it times as many batches as had been when it ran last. bench/hog, bench/sizes, tests/core/check_ladder_leave
- */
+/* All waits are equally long until a benchmark asks for another one. Each has a name, so that it can be changed alone. */
 #define PATIENCE 4
+/* Plans before a size that failed is tried again, for the first time. tests/core/check_kind */
+#define FAILURE_WAIT PATIENCE
+/* Steps for which a shortage's limit holds, for the first time. bench/hog */
+#define SHORTAGE_WAIT PATIENCE
+/* Plans before a rung is left, for the first time; */
+/* where nothing is known without it, so many times as many. tests/core/check_ladder_leave */
+#define RUNG_WAIT PATIENCE
+#define UNKNOWN_WAITS PATIENCE
+/* A size that is known runs again after so many times as many batches as had been when it ran last. bench/sizes */
+#define RERUN_AFTER (PATIENCE * PATIENCE)
 /* Of one step with the same rungs. tests/core/check_policy_oom */
 #define DEFAULT_RETRIES 16
 /* Of the batch, each time it is made smaller: what document after document did by hand. tests/core/check_ladder */

@@ -344,9 +344,9 @@ TEST("measured", residual) {
 /* ---- what did not fit --------------------------------------------------------------------------- */
 
 #define DOUBLED                                                                                    \
-    { PATIENCE, 2 * PATIENCE, 4 * PATIENCE, 8 * PATIENCE }
+    { FAILURE_WAIT, 2 * FAILURE_WAIT, 4 * FAILURE_WAIT, 8 * FAILURE_WAIT }
 #define ONE_MORE                                                                                   \
-    { PATIENCE, PATIENCE + 1, PATIENCE + 2, PATIENCE + 3 }
+    { FAILURE_WAIT, FAILURE_WAIT + 1, FAILURE_WAIT + 2, FAILURE_WAIT + 3 }
 
 /* A failure is remembered for so many plans; in vain for twice as many, or one more where it has run. */
 static const struct {
@@ -394,7 +394,7 @@ TEST("failed", smaller_chunks_fail) {
     mt__kind_fail(k, MT__IN_PLACE, 21, 3200, 0, NULL); /* less is foretold than there is */
     ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 202 + 899);
     ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
-    ck_assert_uint_eq(plans_until_tried(21, 3200), PATIENCE);
+    ck_assert_uint_eq(plans_until_tried(21, 3200), FAILURE_WAIT);
     mt__kind_fail(k, MT__IN_PLACE, 40, 3200, 9000,
                   NULL); /* 21 that failed once are not forgotten for 40 */
     ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
@@ -406,9 +406,15 @@ static const struct {
     size_t samples, room;
     int forgiven;
 } forgiven[] = {
-    {0, 16, 1000, 1},        {0, 20, 1000, 1},           {0, 15, 1000, 0},
-    {0, 16, 1001, 0},        {PATIENCE - 1, 16, 900, 1}, {PATIENCE - 1, 16, 1001, 0},
-    {PATIENCE, 16, 1000, 1}, {PATIENCE, 16, 9000, 1},    {PATIENCE, 15, 1000, 0},
+    {0, 16, 1000, 1},
+    {0, 20, 1000, 1},
+    {0, 15, 1000, 0},
+    {0, 16, 1001, 0},
+    {FAILURE_WAIT - 1, 16, 900, 1},
+    {FAILURE_WAIT - 1, 16, 1001, 0},
+    {FAILURE_WAIT, 16, 1000, 1},
+    {FAILURE_WAIT, 16, 9000, 1},
+    {FAILURE_WAIT, 15, 1000, 0},
 };
 
 TEST_LOOP("failed", failures_are_forgiven, LENGTH(forgiven)) {

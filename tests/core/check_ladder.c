@@ -153,7 +153,7 @@ TEST_LOOP("refused", refused_on, 2) {
     train_on("o", 1, 32);
     dev.budget = need(40);
     dev.refused_on = 0;
-    train_on("-", PATIENCE + 2, 32);
+    train_on("-", RUNG_WAIT + 2, 32);
     train_in(for_one_rung(), cases[_i].for_good ? "o" : "c", 1, 32);
 }
 
@@ -195,7 +195,7 @@ TEST("refused", refused_off) {
     train(1, 32);
     dev.budget = need(40);
     memory = device_memory(&dev);
-    for (int step = 0; step < 50 * PATIENCE; step++) {
+    for (int step = 0; step < 50 * RUNG_WAIT; step++) {
         ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &plan));
         if (plan.rungs) continue;
         asked++;
@@ -203,7 +203,7 @@ TEST("refused", refused_off) {
         ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &plan));
         ck_assert_str_eq(letters(plan.rungs), "c");
     }
-    ck_assert_int_eq(asked, 5); /* each after twice as many plans, 31 times PATIENCE in all */
+    ck_assert_int_eq(asked, 5); /* each after twice as many plans, 31 times RUNG_WAIT in all */
 }
 
 /* The batch is made smaller no more where its rung goes with one below it; one above it changes nothing. */

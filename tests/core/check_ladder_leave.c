@@ -51,12 +51,12 @@ TEST_LOOP("down", leave, LENGTH(leaves)) {
                                100);
     ck_assert_msg(strcmp(letters(dev.rungs), leaves[_i].expected) == 0, "%s: %s", leaves[_i].name,
                   letters(dev.rungs));
-    ck_assert_int_eq(left, dev.rungs == (BIT(CHECKPOINTING) | BIT(OFFLOAD)) ? 0 : PATIENCE + 1);
+    ck_assert_int_eq(left, dev.rungs == (BIT(CHECKPOINTING) | BIT(OFFLOAD)) ? 0 : RUNG_WAIT + 1);
 }
 
 /* Room comes and goes: each time the rung is kept for twice as long. */
 TEST("down", patience_doubles) {
-    int wait = PATIENCE;
+    int wait = RUNG_WAIT;
 
     dev = learnt(BIT(CHECKPOINTING), need(40));
     for (int round = 0; round < 8; round++) {
@@ -71,8 +71,8 @@ TEST("down", patience_starts_anew) {
     dev = learnt(BIT(CHECKPOINTING), need(40));
     for (int round = 0; round < 4; round++) {
         ck_assert_int_eq(batches_until_other(for_one_rung(), 1), 1);
-        ck_assert_int_eq(batches_until_other(need(40), 100), PATIENCE + 1);
-        ck_assert_int_eq(batches_until_other(dev.budget, 2 * PATIENCE), 0);
+        ck_assert_int_eq(batches_until_other(need(40), 100), RUNG_WAIT + 1);
+        ck_assert_int_eq(batches_until_other(dev.budget, 2 * RUNG_WAIT), 0);
     }
 }
 
@@ -81,10 +81,10 @@ TEST_LOOP("down", left_too_soon, 2) {
     dev = learnt(BIT(CHECKPOINTING), need(40));
     dev.budget = for_one_rung();
     train(1, 32);
-    ck_assert_int_eq(batches_until_other(need(40), 100), PATIENCE + 1);
-    ck_assert_int_eq(batches_until_other(dev.budget, 2 * PATIENCE - 2 + _i), 0);
+    ck_assert_int_eq(batches_until_other(need(40), 100), RUNG_WAIT + 1);
+    ck_assert_int_eq(batches_until_other(dev.budget, 2 * RUNG_WAIT - 2 + _i), 0);
     ck_assert_int_eq(batches_until_other(for_one_rung(), 1), 1);
-    ck_assert_int_eq(batches_until_other(need(40), 100), (_i == 0 ? 2 : 1) * PATIENCE + 1);
+    ck_assert_int_eq(batches_until_other(need(40), 100), (_i == 0 ? 2 : 1) * RUNG_WAIT + 1);
 }
 
 /* A second rung is none that was left, and has the patience of the first. */
@@ -93,7 +93,7 @@ TEST("down", patience_of_a_second_rung) {
     for (int round = 0; round < 2; round++) {
         ck_assert_int_eq(batches_until_other(for_one_rung(), 1), 1);
         if (round == 1) ck_assert_int_eq(batches_until_other(for_two_rungs(), 1), 1);
-        ck_assert_int_eq(batches_until_other(need(40), 100), (round + 1) * PATIENCE + 1);
+        ck_assert_int_eq(batches_until_other(need(40), 100), (round + 1) * RUNG_WAIT + 1);
         ck_assert_str_eq(letters(dev.rungs), "-");
     }
 }
@@ -102,7 +102,7 @@ TEST("down", patience_of_a_second_rung) {
 TEST("down", no_try_where_it_is_known) {
     dev = learnt(BIT(CHECKPOINTING), need(40));
     dev.budget = for_one_rung();
-    train(8 * PATIENCE + 4, 32);
+    train(8 * RUNG_WAIT + 4, 32);
     ck_assert_int_eq(batches_until_other(need(40), 1), 1);
 }
 
@@ -113,7 +113,7 @@ TEST("down", numbers_before_speed) {
     dev.slower[MT_RUNG_AMP] = 0.5;
     train(8, 32);
     train_in(dev.resident + rung_peak(BIT(AMP), FEW), "a", 1, 32);
-    ck_assert_int_eq(batches_until_other(need(40), 100), PATIENCE + 1);
+    ck_assert_int_eq(batches_until_other(need(40), 100), RUNG_WAIT + 1);
 }
 
 /* What is not known without a rung is not left for. */
@@ -128,18 +128,21 @@ TEST("down", stays_where_nothing_is_known) {
 
 /* What is remembered to have failed without a rung is tried ever more seldom. */
 TEST("down", stays_where_it_has_failed) {
-    int wait = PATIENCE, next = 0;
+    int last = 0, wait = RUNG_WAIT, tries = 0;
 
     dev = device_new(for_one_rung(), (mt_policy_options){0},
                      (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
     dev.records = 0;
-    for (int batch = 0; batch < 5000; batch++) {
+    train(1, 1);
+    for (int batch = 1; batch < 5000; batch++) {
         train(1, 1);
-        ck_assert_int_eq(dev.ooms > 0, batch == next);
-        if (batch < next) continue;
-        next += wait + 1; /* ever more seldom */
-        wait *= 2;
+        if (!dev.ooms) continue;
+        ck_assert_int_gt(batch - last, wait); /* ever more seldom */
+        wait = 3 * (batch - last) / 2;
+        last = batch;
+        tries++;
     }
+    ck_assert_int_ge(tries, 4);
 }
 
 /* Evaluation neither counts for the patience nor leaves a rung. */
@@ -150,7 +153,7 @@ TEST("down", evaluation_leaves_nothing) {
     dev.budget = need(40);
     for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_EVALUATE, 32));
     ck_assert_str_eq(letters(dev.rungs), "c");
-    ck_assert_int_eq(batches_until_other(dev.budget, 40), PATIENCE + 1);
+    ck_assert_int_eq(batches_until_other(dev.budget, 40), RUNG_WAIT + 1);
 }
 
 /* ---- samples that come back ------------------------------------------------------------------ */
@@ -158,7 +161,7 @@ TEST("down", evaluation_leaves_nothing) {
 /* Small batches that fit are no reason to give a large one all its samples back. */
 TEST("back", small_batches_in_between) {
     dev = whole_batches(64, MT_RATE_KEEP);
-    for (int batch = 0; batch < 20 * PATIENCE; batch++) {
+    for (int batch = 0; batch < 20 * RUNG_WAIT; batch++) {
         train_on("s", 1, batch % 10 == 0 ? 100 : 20);
         ck_assert_uint_eq(dev.plan.samples, batch % 10 == 0 ? cut_to(64, 100) : 20);
         ck_assert(dev.ooms == 0 || batch == 0);
@@ -190,7 +193,7 @@ TEST("back", grows_back) {
         size_t last = dev.plan.samples;
 
         /* In the first room none is tried that is not known to fit. */
-        int batches = r ? 3 * (PATIENCE + 1) : PATIENCE * PATIENCE - 1;
+        int batches = r ? 3 * (RUNG_WAIT + 1) : UNKNOWN_WAITS * RUNG_WAIT - 1;
 
         dev.budget = need(rooms[r]);
         for (int batch = 0; batch < batches; batch++) {
@@ -214,7 +217,7 @@ TEST("back", larger_batches_in_between) {
     dev = whole_batches(64, MT_RATE_KEEP);
     train(1, 100);
     dev.budget = need(130);
-    for (int batch = 0; batch < 4 * PATIENCE; batch++) {
+    for (int batch = 0; batch < 4 * RUNG_WAIT; batch++) {
         train_on("s", 1, 200);
         ck_assert_uint_eq(dev.ooms, 0);
     }
@@ -236,7 +239,7 @@ TEST("back", samples_before_speed) {
     train(3, 100);
     ck_assert_uint_eq(dev.plan.samples, least);
     dev.budget = need(less);
-    train(PATIENCE, 100);
+    train(RUNG_WAIT, 100);
     ck_assert_uint_eq(dev.plan.samples, one_cut_less(least));
 }
 
@@ -265,7 +268,7 @@ TEST("cpu", cpu_and_back) {
     dev = learnt(BIT(CPU), need(40));
     ck_assert_int_eq(batches_until_other(need(1) - 1, 1), 1);
     ck_assert_str_eq(letters(dev.rungs), "u");
-    ck_assert_int_eq(batches_until_other(need(40), 1000), PATIENCE + 1);
+    ck_assert_int_eq(batches_until_other(need(40), 1000), RUNG_WAIT + 1);
     ck_assert_str_eq(letters(dev.rungs), "-");
 }
 
@@ -274,7 +277,7 @@ TEST("cpu", cpu_again) {
     dev = learnt(BIT(CPU), need(40));
     for (int round = 0; round < 5; round++) {
         train_in(NOTHING_FITS + 10, "u", 1, 32);
-        ck_assert_int_eq(batches_until_other(need(40), 5000), (PATIENCE << round) + 1);
+        ck_assert_int_eq(batches_until_other(need(40), 5000), (RUNG_WAIT << round) + 1);
         ck_assert_str_eq(letters(dev.rungs), "-");
         ck_assert_uint_eq(dev.count, 1); /* what failed there is no matter any more */
     }
@@ -282,7 +285,7 @@ TEST("cpu", cpu_again) {
 
 /* What has never fitted on the accelerator may be remembered for longer than that: it is tried all the same. */
 TEST("cpu", cpu_after_failures) {
-    int wait = PATIENCE, next = 0;
+    int wait = RUNG_WAIT, next = 0;
 
     dev = device_new(NOTHING_FITS + 10, (mt_policy_options){.allow_rungs = BIT(CPU)},
                      (mt_backend_info){.rungs = BIT(CPU)});
@@ -320,7 +323,7 @@ TEST("shapes", a_rung_is_left_for_another_shape) {
     train_in(for_one_rung(), "c", 1, 32);
     dev.budget = need(40);
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
-    train_on("c", PATIENCE * PATIENCE, 32);
+    train_on("c", UNKNOWN_WAITS * RUNG_WAIT, 32);
     train_on("-", 2, 32);
 }
 

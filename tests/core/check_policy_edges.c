@@ -452,11 +452,11 @@ static const struct {
     uint64_t shape; /* that comes; 7 has been seen without the rung, and not with it */
     unsigned on;
 } on_a_rung[] = {
-    {"nothing is known of a shape without the rung, which stays", BIT(CHECKPOINTING), PATIENCE, 40,
+    {"nothing is known of a shape without the rung, which stays", BIT(CHECKPOINTING), RUNG_WAIT, 40,
      99, BIT(CHECKPOINTING)},
-    {"the way back from the CPU is just tried", BIT(CPU), PATIENCE, 40, 99, 0},
-    {"a shape known without the rung", BIT(CHECKPOINTING), PATIENCE, 40, 7, 0},
-    {"without a budget there is room", BIT(CHECKPOINTING), PATIENCE, 0, 0, 0},
+    {"the way back from the CPU is just tried", BIT(CPU), RUNG_WAIT, 40, 99, 0},
+    {"a shape known without the rung", BIT(CHECKPOINTING), RUNG_WAIT, 40, 7, 0},
+    {"without a budget there is room", BIT(CHECKPOINTING), RUNG_WAIT, 0, 0, 0},
 };
 
 TEST_LOOP("ladder", leaves_a_rung, LENGTH(on_a_rung)) {
@@ -491,7 +491,7 @@ TEST("ladder", leaves_without_times) {
     train(1, 32);
     dev.seconds = NULL;
     dev.budget = 5000 + rung_peak(BIT(CHECKPOINTING), FEW);
-    train(PATIENCE + 1, 32);
+    train(RUNG_WAIT + 1, 32);
     ck_assert_uint_eq(dev.rungs, BIT(CHECKPOINTING));
     dev.budget = need(40);
     train(1, 32);

@@ -22,7 +22,7 @@ TEST("oom", oom_by_the_budget) {
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, failed, 1)), MT_ACTION_REPLAN);
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_OOM);
-    for (int step = 0; step < PATIENCE; step++) {
+    for (int step = 0; step < FAILURE_WAIT; step++) {
         ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), failed);
         train(1, 64);
     }
@@ -181,7 +181,7 @@ TEST("oom", unexplained_again) {
     learn((mt_policy_options){.deterministic = 1});
     for (int round = 0; round < 3; round++) {
         cut_unexplained();
-        for (int step = 1; step < PATIENCE; step++) {
+        for (int step = 1; step < SHORTAGE_WAIT; step++) {
             train(1, 64);
             ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
         }

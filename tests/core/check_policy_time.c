@@ -7,16 +7,8 @@
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-/*
- * Batches until all sizes are known, of which one runs after the others here; until each has run again; and once more. The
- * last one is just before the third time.
- */
-enum {
-    LEARNT = 2 * KNOWN_RUNS + 1,
-    AGAIN = LEARNT * PATIENCE,
-    AND_AGAIN = AGAIN * PATIENCE,
-    BEFORE_THE_THIRD = KNOWN_RUNS * PATIENCE * PATIENCE * PATIENCE - 1
-};
+/* Batches until all sizes are known, of which one runs after the others here; and until each has run again. */
+enum { LEARNT = 2 * KNOWN_RUNS + 1, AGAIN = LEARNT * RERUN_AFTER };
 
 /* 41 s an epoch at 16 samples and 266 s at 24: seven times slower beyond the edge. */
 static double cliff(size_t m) {
@@ -150,7 +142,7 @@ TEST("time", time_of_small_sizes_is_found_out) {
 
 TEST("time", time_shallow) {
     timed(200, shallow, 0);
-    check_largest(64, BEFORE_THE_THIRD, BEFORE_THE_THIRD - AND_AGAIN, 9, 32);
+    check_largest(64, 2 * AGAIN, AGAIN, 9, 32);
 }
 
 /* The candidate that comes after the recording of a first chunk, where that is all that tells what fits. */
@@ -391,7 +383,7 @@ TEST_LOOP("time", time_of_a_hiccup, 48) {
 TEST_LOOP("time", time_of_a_slow_while, 96) {
     static const struct {
         int chunks, batches;
-    } rows[] = {{2, AGAIN}, {4, AND_AGAIN}, {8, AND_AGAIN}, {16, AND_AGAIN}};
+    } rows[] = {{2, AGAIN}, {4, AGAIN}, {8, AGAIN}, {16, AGAIN}};
 
     find_the_largest(_i % 2, _i / 2 % 12 + 1, rows[_i / 24].chunks, 1.2, rows[_i / 24].batches);
 }

@@ -383,7 +383,7 @@ TEST("given up", forgotten_after_a_while) {
     options.device_bytes = room_for(16) + 100;
     options.no_evidence = 1;
     learn(); /* it fails, and is given up */
-    for (int round = 0, wait = PATIENCE; round < 3; round++, wait *= 2) {
+    for (int round = 0, wait = FAILURE_WAIT; round < 3; round++, wait *= 2) {
         int without = 0;
 
         for (fake_log_clear(&fake); count_kind(FAKE_MARK) == 0 && without < 200; without++)

@@ -133,7 +133,7 @@ TEST_LOOP("refused", refused_on, 2) {
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(OFFLOAD));
     fake.options.refused_on = 0;
     fake.options.budget_bytes = budget_with(0, 20);
-    ck_assert_int_eq(steps_until_other(100), PATIENCE + 1);
+    ck_assert_int_eq(steps_until_other(100), RUNG_WAIT + 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     ck_assert_uint_eq(step(trainer, 32, 3).rungs, cases[_i].later);
 }
@@ -148,12 +148,12 @@ TEST_LOOP("refused", refused_off, 2) {
     fake.options.refused_off = BIT(CHECKPOINTING);
     fake.options.refused_status = _i == 0 ? MT_EDEVMEM : MT_ENOTSUP;
     fake_log_clear(&fake);
-    for (uint64_t id = 3; id < 3 + 20 * PATIENCE; id++)
+    for (uint64_t id = 3; id < 3 + 20 * RUNG_WAIT; id++)
         ck_assert_uint_eq(step(trainer, 32, id).rungs, BIT(CHECKPOINTING));
     ck_assert_uint_ge(count_kind(FAKE_SET_RUNG), 2);
     ck_assert_uint_le(count_kind(FAKE_SET_RUNG), 8);
     fake.options.refused_off = 0;
-    ck_assert_int_lt(steps_until_other(50 * PATIENCE), 50 * PATIENCE);
+    ck_assert_int_lt(steps_until_other(50 * RUNG_WAIT), 50 * RUNG_WAIT);
 }
 
 /* Any other failure is no matter of memory, and ends the step. */
@@ -175,7 +175,7 @@ TEST_LOOP("refused", set_rung_fails, 2) {
 /* ---- down ----------------------------------------------------------------------------------- */
 
 TEST("down", leaves) {
-    int wait = PATIENCE;
+    int wait = RUNG_WAIT;
 
     trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
@@ -290,13 +290,13 @@ TEST("smaller", grows_back) {
     trainer = trainer_with(&options, &policy);
     ck_assert_uint_eq(some(trainer, 32, id++).samples, first);
     fake.options.budget_bytes = budget_with(0, one_cut_less(third) - 1);
-    for (int i = 0; i < PATIENCE; i++) ck_assert_uint_eq(some(trainer, 32, id++).samples, first);
-    for (int i = 0; i <= PATIENCE; i++) ck_assert_uint_eq(some(trainer, 32, id++).samples, second);
-    for (int i = 0; i < 7 * PATIENCE; i++) report = some(trainer, 32, id++);
+    for (int i = 0; i < RUNG_WAIT; i++) ck_assert_uint_eq(some(trainer, 32, id++).samples, first);
+    for (int i = 0; i <= RUNG_WAIT; i++) ck_assert_uint_eq(some(trainer, 32, id++).samples, second);
+    for (int i = 0; i < 7 * RUNG_WAIT; i++) report = some(trainer, 32, id++);
     ck_assert_uint_eq(report.samples, third);
     ck_assert_double_eq(report.rate, (double)third / 32);
     fake.options.budget_bytes = budget_with(0, 40);
-    for (int i = 0; i < 10 * PATIENCE; i++) report = some(trainer, 32, id++);
+    for (int i = 0; i < 10 * RUNG_WAIT; i++) report = some(trainer, 32, id++);
     ck_assert_uint_eq(report.samples, 32);
     ck_assert_uint_eq(report.rungs, 0);
     ck_assert_double_eq(report.rate, 1);

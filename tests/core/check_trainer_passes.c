@@ -54,7 +54,7 @@ TEST_LOOP("passes", a_shortage_passes, 2 * LENGTH(backends)) {
     fake.options.device_bytes = bytes_for(left[_i % 2]);
     during = steps(&id, 1);
     fake.options.device_bytes = 0;
-    after = steps(&id, 2 * PATIENCE + 2);
+    after = steps(&id, FAILURE_WAIT + SHORTAGE_WAIT + 2);
     ck_assert_msg(after <= before * 1.001, "%s: %g s a step before, %g in and %g after it",
                   backends[row].name, before, during, after);
 }
@@ -72,7 +72,8 @@ TEST_LOOP("passes", hog_that_is_not_told, LENGTH(backends)) {
         steps(&id, (int)(fake_random(&state) % 6) + 1);
     }
     fake.options.device_bytes = 0;
-    steps(&id, 35 * PATIENCE); /* what was tried in vain is tried ever more rarely */
+    steps(&id, 18 * (FAILURE_WAIT +
+                     SHORTAGE_WAIT)); /* what was tried in vain is tried ever more rarely */
     ck_assert_msg(steps(&id, 1) <= before * 1.001, "%s", backends[_i].name);
 }
 
@@ -211,7 +212,7 @@ TEST_LOOP("passes", a_rung_is_left, LENGTH(rungs_taken)) {
     ck_assert_msg(step(trainer, rungs_taken[_i].batch, id++).rungs == options.rungs, "%s",
                   rungs_taken[_i].name);
     fake.options.device_bytes = 0;
-    for (int i = 0; i < 3 * PATIENCE; i++) step(trainer, rungs_taken[_i].batch, id++);
+    for (int i = 0; i < 3 * RUNG_WAIT; i++) step(trainer, rungs_taken[_i].batch, id++);
     ck_assert_msg(fake.rungs == 0, "%s", rungs_taken[_i].name);
 }
 

@@ -71,7 +71,7 @@ TEST_LOOP("calls", begins_small, 2) {
 
 /*
  * All chunks of a batch have one size: one that is to be known is that of a whole batch, and each is tried for one or two.
- * In the twelfth none runs again, which follows from KNOWN_RUNS and PATIENCE.
+ * In the twelfth none runs again, which follows from KNOWN_RUNS and RERUN_AFTER.
  */
 TEST("calls", does_not_run_again) {
     tell(64);

@@ -104,7 +104,7 @@ TEST_LOOP("end", gives_a_left_rung_back, 2) {
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), FEW);
     step(trainer, 32, 2);
     fake.options.budget_bytes = budget_with(0, 20);
-    for (int i = 0; i < PATIENCE; i++) step(trainer, 32, 3);
+    for (int i = 0; i < RUNG_WAIT; i++) step(trainer, 32, 3);
     ck_assert_uint_eq(fake.rungs, BIT(CHECKPOINTING));
     fake.options.device_bytes = options.resident_bytes + 10;
     fake.options.refused_on = _i == 0 ? 0 : BIT(CHECKPOINTING);

@@ -12,8 +12,9 @@
 enum {
     CALLS_MOST = 400000, /* of the backend in a step; beyond that it is taken for endless */
     PEACE_STEPS =
-        75 * PATIENCE, /* none of what is tried ever more rarely is in the last of them, ... */
-    PACE_STEPS = 20,   /* ... which are compared */
+        25 * (FAILURE_WAIT + SHORTAGE_WAIT +
+              RUNG_WAIT), /* none of what is tried ever more rarely is in the last of them, ... */
+    PACE_STEPS = 20,      /* ... which are compared */
     STEPS_MOST = 120 + PEACE_STEPS,
     CHUNKS_MOST = 300
 };
