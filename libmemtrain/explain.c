@@ -109,7 +109,7 @@ static void say_rungs(page *p, const mt_trainer *t) {
         [MT_RUNG_CHECKPOINTING] = "computes activations again in the backward pass",
         [MT_RUNG_OFFLOAD] = "has activations wait elsewhere",
         [MT_RUNG_AMP] = "computes in half precision",
-        [MT_RUNG_SMALLER_BATCH] = "takes 20 % off the batch at a time",
+        [MT_RUNG_SMALLER_BATCH] = "makes the batch smaller, step by step",
         [MT_RUNG_CPU] = "goes on there",
     };
     const mt_policy_options *o = &t->policy_options;

@@ -62,7 +62,7 @@ typedef enum mt_rung {
     MT_RUNG_CHECKPOINTING = 0, /* activations are computed again in the backward pass */
     MT_RUNG_OFFLOAD = 1,       /* saved activations are packed, or wait on the host */
     MT_RUNG_AMP = 2,           /* half precision where it is safe; other numbers */
-    MT_RUNG_SMALLER_BATCH = 3, /* 20 % fewer samples a step at a time; another optimisation */
+    MT_RUNG_SMALLER_BATCH = 3, /* fewer samples a step, ever fewer; another optimisation */
     MT_RUNG_CPU = 4,           /* the CPU instead of the accelerator; other roundings, and slow */
     MT_RUNG_MINIMAL = 5        /* one thread; nothing runs beside the training */
 } mt_rung;

@@ -174,7 +174,7 @@ static const ex_option rows[] = {
          "the same for validation batches", .least = 1, .most = MANY, .words = val_clearing),
     FLAG("fallback", EX_PARSED, fallback, "NAMES",
          "where not even the smallest chunk fits the device: none gives up; else a list, taken in "
-         "this order: amp goes on in bf16, smaller-batch with 20 % fewer samples a step at a time, "
+         "this order: amp goes on in bf16, smaller-batch with fewer samples a step, "
          "cpu there, minimal then with one thread (and cpu)",
          .read = ex_read_fallback, .by_default = "none",
          .accepts = "none, or some of amp, smaller-batch, cpu and minimal with commas between, "
