@@ -28,7 +28,7 @@
 #define HUNDREDTH 100
 /* Of two recordings so many allocations at most have no partner; else the larger one speaks alone. tests/core/check_recording */
 #define MOST_SKIPPED 256
-/* Logarithm of the least ratio of two lengths that others are told from. tests/bench/lengths */
+/* Logarithm of the least ratio of two lengths that others are told from: twice what is nearly the same. tests/bench/lengths */
 #define LENGTHS_APART (2.0 / NEARLY)
 /* A length is told from others where their weights come to so much at most: far beyond them small errors become large. */
 /* tests/bench/lengths */
