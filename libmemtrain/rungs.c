@@ -184,8 +184,7 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 
 /*
  * Whether a chunk is thought to fit with these rungs, of whose kind k is. A bound is too much to ask for: where nothing is
- * known exactly, and nothing remembered to have failed, they are tried after a long time. The room on the accelerator is not
- * known from the CPU: it is simply tried.
+ * known exactly, they are tried after a long time. The room on the accelerator is not known from the CPU: it is simply tried.
  */
 static int may_fit(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk,
                    const mt_memory *memory) {
@@ -195,8 +194,7 @@ static int may_fit(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk
     if (crosses_device(p, rungs)) return 1;
     if (k && mt__kind_largest(k, MT__IN_PLACE, room) >= chunk) return 1;
     if (p->wait.steps <= UNKNOWN_WAITS * p->wait.patience) return 0;
-    return !k || (!mt__kind_rules_out(k, MT__IN_PLACE, chunk, room) &&
-                  !mt__kind_has_failed(k, MT__IN_PLACE, chunk, room));
+    return !k || !mt__kind_rules_out(k, MT__IN_PLACE, chunk, room);
 }
 
 static void leave(mt_policy *p, unsigned rungs, size_t chunk) {

@@ -312,6 +312,18 @@ TEST_LOOP("evaluate", told_at_the_end, LENGTH(evaluations)) {
     ck_assert_uint_eq(defers.retries, at != 0);
 }
 
+/* Figures that are still to come fail too, where it was no chunk that failed. */
+TEST("evaluate", two_failures_in_a_row) {
+    mt_eval_report waits = waited_for(), defers;
+
+    fake_fail_kind(&fake, FAKE_MEMORY, 5, MT_EDEVMEM);
+    fake_fail_kind(&fake, FAKE_COLLECT, 2, MT_EDEVMEM);
+    defers = evaluate(trainer, BATCH, 1);
+    ck_assert_str_eq(fake_log_text(&fake, EVALUATIONS),
+                     "evaluate(0+16) evaluate(16+16) collect(0+1) collect!(1+1) " ALL " " TOLD);
+    check_same_figures(&waits, &defers);
+}
+
 /* What was told stays: the first chunks of a size are waited for, and the three others are done again. */
 TEST_LOOP("evaluate", what_was_told_stays, 2) {
     enum { ALL_CHUNKS = KNOWN_RUNS + 3 };
