@@ -102,7 +102,7 @@ C10_REGISTER_GUARD_IMPL(CARD, Guard)
 
 /* ---- random numbers ---- */
 
-/* As CUDA's: the state is a seed and an offset, which is a multiple of 4. */
+/* As CUDA's: the state is a seed and an offset, which is a multiple of 4. MPS has more in it. */
 class Generator final : public c10::GeneratorImpl {
 public:
     explicit Generator(c10::DeviceIndex index)
@@ -122,7 +122,9 @@ public:
         std::memcpy(&state_, state.data(), sizeof state_);
     }
     c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-        at::Tensor state = at::detail::empty_cpu({sizeof state_}, c10::kByte, {}, {}, {}, {});
+        constexpr int64_t bytes = sizeof state_ + (is_mps ? 20 : 0);
+        at::Tensor state = at::detail::empty_cpu({bytes}, c10::kByte, {}, {}, {}, {});
+        std::memset(state.mutable_data_ptr(), 0, bytes);
         std::memcpy(state.mutable_data_ptr(), &state_, sizeof state_);
         return state.getIntrusivePtr();
     }
@@ -272,8 +274,8 @@ const char mt_card_built_for[] = "test device for torch " TORCH_VERSION;
 
 extern "C" void mt_card_read(mt_card_counters *out) {
     const card::Counters &now = card::counters;
-    *out = {now.kernels,   now.waits,       now.to_card, now.to_host,      now.requests,
-            now.questions, now.event_waits, now.detours, now.pinned_clears};
+    *out = {now.kernels,   now.waits,       now.to_card, now.to_host,       now.requests,
+            now.questions, now.event_waits, now.detours, now.pinned_clears, card::pinned_bytes()};
 }
 
 extern "C" void mt_card_break(int broken) {

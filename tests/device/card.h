@@ -23,6 +23,7 @@ typedef struct mt_card_counters {
     uint64_t event_waits;   /* times that the host waited for an event that was not over */
     uint64_t detours;       /* convolutions that went on after a work space was refused */
     uint64_t pinned_clears; /* times that the cache of pinned memory was emptied */
+    uint64_t pinned_bytes;  /* of pinned memory now, in use or kept by libtorch */
 } mt_card_counters;
 
 #ifdef MT_CARD_ITSELF

@@ -72,6 +72,7 @@ extern Counters counters;
 /* Memory of the host that a card can copy from while the host goes on. */
 at::HostAllocator &pinned_memory();
 bool is_pinned(const void *address);
+size_t pinned_bytes();
 
 /* Of all cards: tensors come from it. */
 c10::DeviceAllocator &allocator();
@@ -101,12 +102,15 @@ void use_on(const void *address, Stream stream);
 /* ---- counted.cpp ---- */
 
 /*
- * While one is there the thread's requests for memory neither count for mt_inject_oom nor fail: on a real card kernels ask the
- * host for nothing.
+ * While one is there the thread's requests for memory of the host neither count for mt_inject_oom nor fail, and no budget knows of
+ * them: on a real card kernels ask the host for nothing.
  */
 class Uncounted {
 public:
     Uncounted();
+    ~Uncounted();
+    Uncounted(const Uncounted &) = delete;
+    Uncounted &operator=(const Uncounted &) = delete;
 
 private:
     std::optional<c10::DebugInfoGuard> hidden_;

@@ -13,6 +13,8 @@
 #include <new>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -270,32 +272,69 @@ public:
 std::mutex pinned_mutex;
 std::map<const char *, size_t> pinned; /* begin and bytes */
 
-void unpin(void *address) {
-    std::lock_guard<std::mutex> lock(pinned_mutex);
-    pinned.erase(static_cast<char *>(address));
-    std::free(address);
-}
-
-class Pinned final : public at::HostAllocator {
+/* Recorded where a block is given back: libtorch asks of it whether the card is through. */
+class Given {
 public:
-    c10::DataPtr allocate(size_t bytes) override {
-        void *address = nullptr;
-        if (posix_memalign(&address, 64, bytes + 1)) throw std::bad_alloc();
-        std::lock_guard<std::mutex> lock(pinned_mutex);
-        pinned[static_cast<char *>(address)] = bytes;
-        return {address, address, &unpin, c10::Device(c10::kCPU)};
+    explicit Given(Stream stream) { record(&event_, stream); }
+    Given(Given &&other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    Given &operator=(Given &&other) noexcept {
+        std::swap(event_, other.event_);
+        return *this;
     }
+    ~Given() { destroy(event_); }
+    bool is_over() const { return card::is_over(event_); }
+
+private:
+    void *event_ = nullptr;
+};
+
+/*
+ * libtorch's own cache, as CUDA and XPU have it: powers of two, statistics, and a block that was given back while a stream reads
+ * it is kept until that is through.
+ */
+struct PinnedBlocks final : at::CachingHostAllocatorImpl<c10::Stream, Given> {
+private:
+    using Block = at::HostBlock<c10::Stream>;
+
+    void allocate_host_memory(size_t bytes, void **out) override {
+        if (posix_memalign(out, 64, bytes)) throw std::bad_alloc();
+        std::lock_guard<std::mutex> lock(pinned_mutex);
+        pinned[static_cast<char *>(*out)] = bytes;
+    }
+    void free_block(Block *block) override {
+        std::lock_guard<std::mutex> lock(pinned_mutex);
+        pinned.erase(static_cast<char *>(block->ptr_));
+        std::memset(block->ptr_, stale, block->size_);
+        std::free(block->ptr_);
+    }
+    void record_stream(std::optional<std::vector<Given>> &events, c10::Stream stream) override {
+        events->emplace_back(stream.id());
+    }
+    bool query_event(Given &event) override { return event.is_over(); }
+};
+
+void unpin(void *block);
+
+class Pinned final : public at::CachingHostAllocatorInterface<PinnedBlocks, &unpin> {
+public:
     c10::DeleterFnPtr raw_deleter() const override { return &unpin; }
     void copy_data(void *to, const void *from, size_t bytes) const override {
         std::memcpy(to, from, bytes);
     }
-    /* It keeps nothing. */
-    bool record_event(void *, void *, c10::Stream) override { return true; }
-    void empty_cache() override { counters.pinned_clears++; }
-    at::HostStats get_stats() override { return {}; }
-    void reset_accumulated_stats() override {}
-    void reset_peak_stats() override {}
+    void empty_cache() override {
+        counters.pinned_clears++;
+        CachingHostAllocatorInterface::empty_cache();
+    }
 };
+
+Pinned &all_pinned() {
+    static auto *const one = new Pinned;
+    return *one;
+}
+
+void unpin(void *block) {
+    all_pinned().free(block);
+}
 
 } // namespace
 
@@ -309,8 +348,7 @@ int count() {
 }
 
 at::HostAllocator &pinned_memory() {
-    static auto *const one = new Pinned;
-    return *one;
+    return all_pinned();
 }
 
 bool is_pinned(const void *address) {
@@ -319,6 +357,13 @@ bool is_pinned(const void *address) {
     if (next == pinned.begin()) return false;
     --next;
     return static_cast<const char *>(address) < next->first + next->second;
+}
+
+size_t pinned_bytes() {
+    std::lock_guard<std::mutex> lock(pinned_mutex);
+    size_t bytes = 0;
+    for (const auto &[begin, size] : pinned) bytes += size;
+    return bytes;
 }
 
 c10::DeviceAllocator &allocator() {

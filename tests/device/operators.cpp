@@ -176,14 +176,29 @@ void end_without(const char *what) {
     std::abort();
 }
 
-/* Pinned memory is libtorch's until it has been read. */
+/*
+ * Pinned memory may be given back before it has been read: libtorch's cache is told which stream reads it, and keeps it so long. It
+ * knows a block by its beginning.
+ */
+bool is_kept_by_cache(const Tensor &tensor) {
+    const void *begin = tensor.storage().data();
+    auto stream = c10::Stream(c10::Stream::UNSAFE, {type, current()}, current_stream());
+    return pinned_memory().record_event(const_cast<void *>(begin),
+                                        tensor.storage().data_ptr().get_context(), stream);
+}
+
+Tensor kept_till_read(const Tensor &tensor) {
+    return is_pinned(tensor.const_data_ptr()) && is_kept_by_cache(tensor) ? by_address(tensor)
+                                                                          : tensor;
+}
+
 void copy_later(const Tensor &from, const Tensor &to) {
     bool is_borrowed = is_mps && !is_pinned(from.const_data_ptr());
     if (is_borrowed && !from.is_contiguous()) end_without("a temporary tensor was given back");
     auto storage = from.storage().getWeakStorageImpl();
-    Tensor kept = is_borrowed ? Tensor() : from, source = is_borrowed ? by_address(from) : from;
-    later([storage, kept, source, to = by_address(to)] {
-        if (storage.expired()) end_without("a batch was given back");
+    Tensor source = is_borrowed ? by_address(from) : kept_till_read(from);
+    later([is_borrowed, storage, source, to = by_address(to)] {
+        if (is_borrowed && storage.expired()) end_without("a batch was given back");
         Uncounted uncounted;
         copy_now(source, to);
     });
@@ -191,7 +206,7 @@ void copy_later(const Tensor &from, const Tensor &to) {
 
 /* Read when the stream goes on, and there when the host waits. On the default stream that is read at once. */
 void copy_out_later(const Tensor &from, const Tensor &to) {
-    auto read = [from = by_address(from), to] {
+    auto read = [from = by_address(from), to = kept_till_read(to)] {
         Uncounted uncounted;
         Plainly plainly;
         Tensor then = seen(from).clone();
