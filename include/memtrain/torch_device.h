@@ -34,6 +34,17 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
 MT_API MT_NODISCARD mt_status mt_device_count(const char *type, size_t *out);
 
 /*
+ * The devices that are here, one after another: number 0 is "cpu", then come all cards, those of third parties too. Simulated
+ * cards are not among them.
+ *
+ * @param number  from 0 on
+ * @param text    the name, or "" on failure
+ * @param size    of text in bytes; 64 are enough for every name
+ * @return MT_OK; MT_EINVAL for a number of which there is no device, which ends the list, or a text that is too short
+ */
+MT_API MT_NODISCARD mt_status mt_device_here(size_t number, char *text, size_t size);
+
+/*
  * Limits the bytes of tensors on the device. 0: the default.
  *
  * On the CPU the budget holds for the whole process, and is enforced at each allocation. The

@@ -449,6 +449,22 @@ void hold_more(ptrdiff_t bytes) noexcept {
     raise(highest_in_call, now);
 }
 
+bool hold_if_room(size_t bytes) noexcept {
+    if (!installed()) {
+        hold_more(static_cast<ptrdiff_t>(bytes));
+        return true;
+    }
+    size_t sum = make_room(bytes) ? reserve(bytes) : 0;
+    raise(highest, sum);
+    raise(highest_in_call, sum);
+    return sum != 0;
+}
+
+void refuse_held(size_t bytes) {
+    thread.refused++;
+    refuse("there is no room for", bytes);
+}
+
 void reset_peak() noexcept {
     highest.store(allocated(), std::memory_order_relaxed);
 }

@@ -47,6 +47,10 @@ void hold(size_t bytes) noexcept;
 /* And so many more, or less, that this library has beside tensors. */
 void hold_more(ptrdiff_t bytes) noexcept;
 
+/* So many more, if the budget has room for them, or nothing is enforced. Else refuse_held() throws as for a tensor. */
+bool hold_if_room(size_t bytes) noexcept;
+[[noreturn]] void refuse_held(size_t bytes);
+
 /* The same for one call: the second mark lets a chunk be measured inside a longer stretch. */
 size_t call_peak() noexcept;
 void reset_call_peak() noexcept;

@@ -215,14 +215,18 @@ void set_mps_budget(const Device &device, size_t bytes) {
     kept(device).budget = bytes;
 }
 
-/* Devices of its type. */
+/* Devices of its type. A backend of a third party may have an allocator and no hooks, without which libtorch cannot use it. */
 size_t count_of(const Device &device) {
     if (device.card) return cpu::installed();
     if (device.is_cpu()) return 1;
     if (device.is_mps()) return at::detail::getMPSHooks().hasMPS();
     if (!compat::device_allocator(device.type())) return 0;
-    int count = at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount();
-    return static_cast<size_t>(std::max(count, 0));
+    try {
+        int count = at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount();
+        return static_cast<size_t>(std::max(count, 0));
+    } catch (const c10::Error &) {
+        return 0;
+    }
 }
 
 /* Such a system gathers a tensor that does not begin its buffer: in a block, each parameter but the first. */
@@ -477,6 +481,25 @@ extern "C" mt_status mt_device_count(const char *type, size_t *out) {
         return mt_set_error(MT_EINVAL, "%s: '%s' is one device; accepted: its type, '%.*s'",
                             function, type, static_cast<int>(std::strcspn(type, ":")), type);
     return guard([&] { *out = count_of(device); });
+}
+
+extern "C" mt_status mt_device_here(size_t number, char *text, size_t size) {
+    static const char function[] = "mt_device_here";
+    MT_RETURN_IF_FAILED(check_not_null(text, function, "text"));
+    if (!size) return mt_set_error(MT_EINVAL, "%s: size is 0; accepted: at least 64", function);
+    *text = '\0';
+    MT_RETURN_IF_FAILED(ensure_init());
+    return guard([&] {
+        std::vector<c10::Device> cards = cards_here();
+        if (number > cards.size())
+            fail(MT_EINVAL, "%s: number is %zu; accepted: 0 to %zu", function, number,
+                 cards.size());
+        std::string name = number ? Device(cards[number - 1]).name() : "cpu";
+        if (name.size() >= size)
+            fail(MT_EINVAL, "%s: size is %zu; accepted: at least %zu", function, size,
+                 name.size() + 1);
+        std::memcpy(text, name.c_str(), name.size() + 1);
+    });
 }
 
 extern "C" mt_status mt_device_set_budget(const char *name, size_t bytes) {

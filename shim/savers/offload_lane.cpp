@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/StreamGuard.h>
 
 #include "device_memory.hpp"
@@ -54,9 +53,8 @@ private:
 
 OnLane::OnLane(std::shared_ptr<Lane> lane, const at::Tensor &tensor)
     : lane_(std::move(lane)), there_(tensor.tensor_data()), version_(tensor._version()),
-      counted_(tensor.nbytes()),
-      host_(at::empty_strided(tensor.sizes(), tensor.strides(),
-                              at::device(at::kCPU).dtype(tensor.dtype()).pinned_memory(true))),
+      counted_(tensor.device().type(), tensor.nbytes()),
+      host_(counted_.make(tensor.sizes(), tensor.strides(), tensor.scalar_type())),
       out_(tensor.device().type()), back_(tensor.device().type()) {
     follow(lane_->out_, current_stream(lane_->device_));
     c10::StreamGuard on(lane_->out_);

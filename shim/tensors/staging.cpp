@@ -43,7 +43,7 @@ StagingSlots::StagingSlots(const Device &device, const c10::Stream &stream)
 StagingSlots::Slot &StagingSlots::next(size_t bytes) {
     Slot &slot = slots_[turn_];
     slot.over.synchronize();
-    slot.memory.need(bytes);
+    slot.memory.need(device_.type(), bytes);
     turn_ = 1 - turn_;
     return slot;
 }

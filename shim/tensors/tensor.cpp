@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/narrow.h>
 
 #include "arguments.hpp"
@@ -13,6 +14,7 @@
 #include "guard.hpp"
 #include "init.hpp"
 #include "lend.hpp"
+#include "pinned.hpp"
 #include "staging.hpp"
 
 namespace memtrain::shim {
@@ -133,6 +135,14 @@ bool is_read_in_place(const at::Tensor &part, const Placement &to, at::MemoryFor
     return to.device.is_mps() && order == at::MemoryFormat::Preserve && part.is_contiguous();
 }
 
+/* Counted while it is filled: libtorch keeps it until the copy from it is through. */
+at::Tensor pinned_copy(const at::Tensor &part, const Device &device) {
+    if (part.is_pinned()) return part;
+    size_t bytes = at::detail::computeStorageNbytes(part.sizes(), part.strides(), part.itemsize());
+    PinnedBytes counted(device.type(), bytes);
+    return counted.make(part.sizes(), part.strides(), part.scalar_type()).copy_(part);
+}
+
 } // namespace
 
 /*
@@ -147,7 +157,7 @@ at::Tensor Chunk::placed(const at::Tensor &part, const Placement &to) {
     if (staged_ && is_staged(part, to)) return staged_->send(part, order);
     bool is_pinned = part.is_cpu() && has_pinned_memory(to.device);
     bool goes_on = is_pinned || (part.is_cpu() && is_read_in_place(part, to, order));
-    at::Tensor from = is_pinned ? part.pin_memory() : part;
+    at::Tensor from = is_pinned ? pinned_copy(part, to.device) : part;
     return from.to(at::device(to.device.where), /*non_blocking=*/goes_on, /*copy=*/false, order);
 }
 

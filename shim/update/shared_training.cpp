@@ -108,7 +108,7 @@ template <class Number> void SharedTraining::sum_pinned(const at::Tensor &row) {
     };
     if (sent_) sent_->synchronize();
     for (int64_t i = 0; i < std::min<int64_t>(2, (total + most - 1) / most); i++)
-        pinned_[i].need(static_cast<size_t>(std::min(most, total)) * sizeof(Number));
+        pinned_[i].need(type, static_cast<size_t>(std::min(most, total)) * sizeof(Number));
     fetch(0);
     for (int64_t first = 0; first < total; first += most) {
         at::Tensor piece = on_host(first);

@@ -255,6 +255,112 @@ TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(), offload_is_
     }
 }
 
+/*
+ * A block that is given back while the card reads it is kept until that is through, and libtorch makes one more: slow copies take
+ * more pinned memory than fast ones. It is in the CPU's budget, whatever there is of it.
+ */
+TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(), pinned_memory_that_is_read) {
+    const mt_card_costs costs = {10, 1000, uint64_t{8000} << 10, 10};
+    ChainLoop loop(MT_OFFLOAD_HOST);
+    size_t before = cpu_memory().allocated_bytes - counters().pinned_bytes;
+    (void)loop.trainer->step(loop.batch);
+    uint64_t fast = counters().pinned_bytes;
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before + fast);
+    mt_card_start_clock(&costs);
+    for (int i = 0; i < 3; i++) (void)loop.trainer->step(loop.batch);
+    mt_card_start_clock(nullptr);
+    ck_assert_uint_gt(counters().pinned_bytes, fast);
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before + counters().pinned_bytes);
+    ck_ok(mt_empty_cache(suite_device(), nullptr));
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before + counters().pinned_bytes);
+    ck_assert_uint_lt(counters().pinned_bytes, fast);
+}
+
+/* Where one more is more than the budget has room for, the host waits until one is free. */
+TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(),
+        pinned_memory_within_a_budget) {
+    const mt_card_costs costs = {10, 1000, uint64_t{8000} << 10, 10};
+    ChainLoop loop(MT_OFFLOAD_HOST), other(MT_OFFLOAD_HOST);
+    for (int i = 0; i < 2; i++) (void)loop.trainer->step(loop.batch);
+    for (int i = 0; i < 5; i++) (void)other.trainer->step(other.batch);
+    size_t budget = cpu_memory().allocated_bytes + 4096;
+    ck_ok(mt_device_set_budget("cpu", budget));
+    ck_ok(mt_device_reset_peak("cpu"));
+    mt_card_start_clock(&costs);
+    for (int i = 0; i < 3; i++) (void)loop.trainer->step(loop.batch);
+    mt_card_start_clock(nullptr);
+    ck_assert_uint_le(cpu_memory().peak_bytes, budget);
+    ck_ok(mt_device_set_budget("cpu", 0));
+    ck_assert(loop.hash() == other.hash());
+}
+
+/* A request above the CPU's budget is refused before it is made, as a tensor's is. The step is taken back, and the next one goes. */
+TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(), pinned_memory_is_refused) {
+    ChainLoop loop(MT_OFFLOAD_HOST);
+    (void)loop.trainer->step(loop.batch);
+    ck_ok(mt_empty_cache("cpu", nullptr));
+    std::string before = loop.hash();
+    uint64_t bytes = counters().pinned_bytes;
+    ck_ok(mt_device_set_budget("cpu", cpu_memory().allocated_bytes + 1024));
+    mt_status status = MT_OK;
+    std::string words;
+    try {
+        (void)loop.trainer->step(loop.batch);
+    } catch (const memtrain::Error &error) {
+        status = error.status;
+        words = error.what();
+    }
+    ck_assert_uint_le(counters().pinned_bytes, bytes);
+    ck_ok(mt_device_set_budget("cpu", 0));
+    ck_status(status, MT_EDEVMEM);
+    ck_contains(words.c_str(), "budget: there is no room for a request for ");
+    ck_assert(loop.hash() == before);
+    (void)loop.trainer->step(loop.batch);
+    ck_assert(loop.hash() != before);
+}
+
+/* What is not staged goes through pinned memory too, and is counted: a batch that wants a gradient. */
+TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(),
+        pinned_memory_of_a_batch_with_a_gradient) {
+    ChainLoop loop(MT_OFFLOAD_NEVER);
+    loop.batch[0].requires_grad_(true);
+    size_t before = cpu_memory().allocated_bytes;
+    (void)loop.trainer->step(loop.batch);
+    size_t gradient = loop.batch[0].grad().nbytes();
+    ck_assert_uint_gt(counters().pinned_bytes, 0);
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before + gradient + counters().pinned_bytes);
+}
+
+namespace {
+
+/* What it computes of a sample has 2^18 numbers. */
+struct Wide : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({1, 1 << 18}));
+};
+
+} // namespace
+
+/* What kernels of the card need meanwhile is the card's: a CPU that has room for little sees a step go through. */
+TEST(suite_device(), kernels_take_nothing_of_the_host) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    policy.micro_batch = 4;
+    ck_ok(mt_torch_init(nullptr));
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Wide>(), {},
+                        [](Wide &net, const memtrain::Tensors &batch) {
+                            at::Tensor x = at::mul(net.weight, batch[0]);
+                            return memtrain::Output{at::sigmoid(x).square().mean(), {}};
+                        }),
+        options_of(MT_SGD), policy);
+    const memtrain::Tensors batch = {at::randn({16, 1})};
+    (void)trainer.step(batch);
+    size_t most = cpu_memory().allocated_bytes + (64 << 10);
+    ck_ok(mt_device_set_budget("cpu", most));
+    ck_ok(mt_device_reset_peak("cpu"));
+    for (int i = 0; i < 2; i++) ck_assert_uint_eq(trainer.step(batch).chunk_count, 4);
+    ck_assert_uint_le(cpu_memory().peak_bytes, most);
+}
+
 /* Saved tensors go out and come back while the card computes: slow copies cost little time, and change no bit. */
 TEST_IF(!suite_on_mps(), "MPS copies on the stream that computes", suite_device(),
         offload_beside_kernels) {

@@ -252,6 +252,24 @@ TEST("others", there_is_one_cpu) {
     ck_assert_str_eq(mt_last_error(), "mt_device_count: out is NULL");
 }
 
+/* All that are here, one after another: no test device is beside this suite. */
+TEST("others", devices_one_after_another) {
+    char name[64] = "x";
+    ck_ok(mt_device_here(0, name, sizeof name));
+    ck_assert_str_eq(name, "cpu");
+    for (size_t i = 1; mt_device_here(i, name, sizeof name) == MT_OK; i++)
+        ck_ok(mt_device_check(name));
+    ck_assert_str_eq(name, "");
+    ck_contains(mt_last_error(), "accepted: 0 to ");
+    ck_refused(mt_device_here(SIZE_MAX, name, sizeof name), MT_EINVAL,
+               "mt_device_here: number is 18446744073709551615; accepted: 0 to ");
+    ck_refused(mt_device_here(0, name, 3), MT_EINVAL,
+               "mt_device_here: size is 3; accepted: at least 4");
+    ck_refused(mt_device_here(0, name, 0), MT_EINVAL,
+               "mt_device_here: size is 0; accepted: at least 64");
+    ck_refused(mt_device_here(0, nullptr, 64), MT_EINVAL, "mt_device_here: text is NULL");
+}
+
 TEST("others", complex_numbers) {
     float numbers[2];
     mt_tensor *handle;

@@ -3,6 +3,7 @@
  * what is read and set of its memory, with hooks of XPU's and an allocator of our own. It has no kernels, and libc10_xpu is
  * not there, so that its allocator takes no limit.
  */
+#include <cstring>
 #include <string>
 
 #include <ATen/DLConvertor.h>
@@ -140,6 +141,21 @@ TEST("names", told_to_leave_cards) {
     managed.dl_tensor.device = {kDLOneAPI, 0};
     ck_refused(mt_tensor_from_dlpack(&managed, &tensor), MT_ENOTSUP, "XPU is not loaded");
     ck_refused(mt_device_check("mtia"), MT_ENOTSUP, "no library that brings MTIA is loaded");
+}
+
+/* A third party's library that brings an allocator and no hooks: libtorch cannot ask it anything, and it is none that is here. */
+TEST("names", an_allocator_without_hooks) {
+    static FakeAllocator allocator;
+    char name[64];
+    init();
+    c10::SetAllocator(c10::kPrivateUse1, &allocator, 255);
+    ck_refused(mt_device_check("privateuseone"), MT_ENOTSUP, "accepted: cpu");
+    ck_refused(mt_device_check("toaster"), MT_EINVAL, "; here: cpu");
+    size_t count = 7;
+    ck_ok(mt_device_count("privateuseone", &count));
+    ck_assert_uint_eq(count, 0);
+    for (size_t i = 0; mt_device_here(i, name, sizeof name) == MT_OK; i++)
+        ck_assert_ptr_null(std::strstr(name, "privateuse"));
 }
 
 /* It says whose driver is missing; where there is a driver, what else is. */
