@@ -64,6 +64,20 @@ struct Net : nn::Module {
     }
 };
 
+/* An error line as it is here: behind "here: cpu" come the cards of the device that is tested. */
+inline std::string with_cards_here(std::string line) {
+    const std::string end = "here: cpu";
+    bool is_list = line.size() >= end.size() && line.rfind(end) == line.size() - end.size();
+    if (!is_list || !suite_on_card()) return line;
+    size_t count = 0;
+    std::string type = suite_device();
+    type = type.substr(0, type.find(':'));
+    ck_ok(mt_device_count(type.c_str(), &count));
+    for (size_t i = 0; i < count; i++)
+        line += ", " + type + (suite_on_mps() ? "" : ":" + std::to_string(i));
+    return line;
+}
+
 /* What a test may do inside the loss function, before it is computed. */
 using Hook = std::function<void(Net &)>;
 

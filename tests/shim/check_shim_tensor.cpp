@@ -163,18 +163,6 @@ const Refusal refusals[] = {
      "device 'sim:cuda' is simulated, and tensors get there by mt_torch_new alone"},
 };
 
-/* The cards of the device that is tested, as lists of devices have them behind "cpu". */
-std::string suite_cards() {
-    if (!suite_on_card()) return "";
-    size_t count = 0;
-    std::string type = suite_device(), cards;
-    type = type.substr(0, type.find(':'));
-    ck_ok(mt_device_count(type.c_str(), &count));
-    for (size_t i = 0; i < count; i++)
-        cards += ", " + type + (suite_on_mps() ? "" : ":" + std::to_string(i));
-    return cards;
-}
-
 /* The memory comes back once, however the call fails. */
 TEST("memory", refused_memory_comes_back) {
     for (const Refusal &r : refusals) {
@@ -183,9 +171,7 @@ TEST("memory", refused_memory_comes_back) {
         std::string line = std::string("mt_tensor_wrap: ") + r.line;
         r.change(memory);
         mt_status status = mt_tensor_wrap(&memory.m, &memory.tensor);
-        /* The cards that are here come last. */
-        bool is_list = line.find("here: cpu") != std::string::npos;
-        refused(status, r.status, (is_list ? line + suite_cards() : line).c_str());
+        refused(status, r.status, with_cards_here(line).c_str());
         ck_assert_ptr_null(memory.tensor);
         ck_assert_int_eq(memory.released, 1);
     }
