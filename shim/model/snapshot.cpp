@@ -1,6 +1,7 @@
 /* snapshot.cpp - keeping and restoring generators and buffers. */
 #include "snapshot.hpp"
 
+#include <atomic>
 #include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -8,6 +9,7 @@
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include "bytes.hpp"
 #include "guard.hpp"
@@ -19,9 +21,22 @@ at::CPUGeneratorImpl &cpu_generator() {
     return *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
 }
 
-/* Whose generators are a seed and an offset. That takes no memory; the state in a tensor, which all have, does. */
-bool has_offset(c10::Device device) {
-    return device.is_cuda() || device.is_xpu();
+/*
+ * Whether a seed and an offset are all of the generator's state, as of CUDA's and XPU's. To keep these takes no memory; the state
+ * in a tensor, which all have, does. Asked once for each type of device.
+ */
+bool has_offset(const at::Generator &generator) {
+    static std::atomic<signed char> known[c10::COMPILE_TIME_MAX_DEVICE_TYPES]; /* 1: no, 2: yes */
+    auto &answer = known[static_cast<int>(generator.device().type())];
+    if (answer) return answer == 2;
+    bool has = generator.get_state().nbytes() == sizeof(uint64_t) + sizeof(uint64_t);
+    try {
+        if (has) (void)generator.get_offset();
+    } catch (const c10::Error &) {
+        has = false; /* so its state is of two other numbers */
+    }
+    answer = has ? 2 : 1;
+    return has;
 }
 
 bool same_kind(const at::Tensor &a, const at::Tensor &b) {
@@ -47,7 +62,7 @@ void RngState::take(c10::Device device) {
     if (device.is_cpu()) return;
     at::Generator generator = at::globalContext().defaultGenerator(device);
     std::lock_guard<std::mutex> lock(generator.mutex());
-    if (has_offset(device)) {
+    if (has_offset(generator)) {
         seed_ = generator.current_seed();
         offset_ = generator.get_offset();
     } else {
@@ -67,7 +82,7 @@ void RngState::restore() const {
     if (device_.is_cpu()) return;
     at::Generator generator = at::globalContext().defaultGenerator(device_);
     std::lock_guard<std::mutex> lock(generator.mutex());
-    if (has_offset(device_)) {
+    if (has_offset(generator)) {
         generator.set_current_seed(seed_); /* puts the offset to 0 */
         generator.set_offset(offset_);
     } else {

@@ -91,6 +91,19 @@ TEST("custom", every_request_fails) {
     }
 }
 
+/* Its generator is a seed and an offset, as CUDA's: a step keeps these without asking for memory. */
+TEST("custom", its_generator_takes_no_memory) {
+    Batch batch(8);
+    Trainer trainer(options_of(MT_SGD));
+    ck_ok(train(trainer, batch));
+    ck_ok(mt_inject_oom(0, 0));
+    ck_ok(mt_begin(trainer.torch, batch.get()));
+    uint64_t requests = 1;
+    mt_injected(&requests, nullptr);
+    ck_assert_uint_eq(requests, 0);
+    ck_ok(mt_rollback(trainer.torch));
+}
+
 /* A file has its generator, and a trainer takes it up. */
 TEST("custom", files) {
     Batch batch(8);
@@ -103,6 +116,10 @@ TEST("custom", files) {
 TEST("custom", names) {
     ck_ok(mt_torch_init(nullptr));
     ck_ok(mt_device_check("custom"));
+    char here[64];
+    ck_ok(mt_device_here(1, here, sizeof here));
+    ck_assert_str_eq(here, "custom:0");
+    ck_status(mt_device_here(2, here, sizeof here), MT_EINVAL);
     for (const char *name : {"custom:1", "custom:999"})
         ck_refused(mt_device_check(name), MT_ENOTSUP,
                    "there is 1 CUSTOM device; accepted: cpu, custom:0");

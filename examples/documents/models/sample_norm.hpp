@@ -12,6 +12,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/arange.h>
@@ -56,8 +58,8 @@ public:
         const int64_t samples = x.size(0) / pictures;
         TORCH_CHECK_VALUE(samples * pictures == x.size(0), x.size(0),
                           " pictures are no samples of ", pictures);
-        /* MPS has a kernel for one type alone, which autocast does not know of. */
-        const torch::Tensor same = x.is_mps() ? x.to(weight.scalar_type()) : x;
+        const torch::Tensor same =
+            wants_one_type(x.device().type()) ? x.to(weight.scalar_type()) : x;
         auto [y, mean, deviation] = at::native_batch_norm(
             same.reshape({pictures, samples * channels_, x.size(2), x.size(3)}),
             weight.repeat({samples}), bias.repeat({samples}), {}, {}, true, momentum, eps);
@@ -68,6 +70,18 @@ public:
     torch::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
 
 private:
+    /*
+     * Whether the device's kernels take an input of the weight's type alone, as MPS's do. Then autocast casts what at::batch_norm
+     * is given. Of the operator here it knows nothing.
+     */
+    static bool wants_one_type(c10::DeviceType type) {
+        static const auto norm =
+            c10::Dispatcher::singleton().findSchemaOrThrow("aten::batch_norm", "");
+        return at::autocast::is_autocast_enabled(type) &&
+               norm.hasKernelForDispatchKey(
+                   at::autocast::get_autocast_dispatch_key_from_device_type(type));
+    }
+
     static constexpr double momentum = 0.1, eps = 1e-5;
 
     /* The running statistics as if the samples had come one after another. */
