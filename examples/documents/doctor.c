@@ -79,7 +79,10 @@ static void row(const char *label, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    printf("  %-*s", COLUMN - 2, label);
+    if (strlen(label) < COLUMN - 2)
+        printf("  %-*s", COLUMN - 2, label);
+    else
+        printf("  %s\n%*s", label, COLUMN, "");
     print_wrapped(text, COLUMN);
 }
 
@@ -242,9 +245,32 @@ static void print_device(const device *d, const start *s) {
     row("  run so far", "%s%s%s", d->run_on, d->with ? "; " : "", d->with ? d->with : "");
 }
 
+/* Whether the table has the type of that device. */
+static int is_in_table(const char *name) {
+    size_t length = strcspn(name, ":");
+    for (size_t i = 0; i < EX_ROWS(devices); i++)
+        if (strncmp(devices[i].name, name, length) == 0 && !devices[i].name[length]) return 1;
+    return 0;
+}
+
+/* Those of third parties have names that libtorch alone knows. */
+static void print_other_cards(const start *s) {
+    device card = {
+        NULL,
+        "never run on a card of a third party; check_card_other has a device of its own in "
+        "its place",
+        NULL};
+    char name[64];
+    for (size_t i = 1; mt_device_here(i, name, sizeof name) == MT_OK; i++) {
+        card.name = name;
+        if (!is_in_table(name)) print_device(&card, s);
+    }
+}
+
 static void print_devices(const start *s) {
     section("Devices");
     for (size_t i = 0; i < EX_ROWS(devices); i++) print_device(&devices[i], s);
+    print_other_cards(s);
 }
 
 /* ---- host memory ------------------------------------------------------------------------------- */
@@ -465,11 +491,12 @@ static void print_environment(void) {
 
 /* ---- what follows ------------------------------------------------------------------------------ */
 
-/* A budget is one of tensors; the system counts the process. */
-static void print_budget(const start *s, const char *label, size_t budget, const char *reason) {
+/* A budget is one of tensors; the system counts the process. name: of the device that it is for */
+static void print_budget(const start *s, const char *name, const char *label, size_t budget,
+                         const char *reason) {
     size_t bytes, group = s->host_status == MT_OK ? s->host.cgroup_limit_bytes : SIZE_MAX;
     row(label, "%s for tensors%s", in_words(budget).text, reason);
-    if (strcmp(ex_device_auto(), "cpu") != 0) return;
+    if (strcmp(name, "cpu") != 0) return;
     if (mt_device_predict_resident("cpu", budget, &bytes) != MT_OK)
         row("  the process", "not known: %s", last_reason());
     else if (bytes > group)
@@ -482,7 +509,7 @@ static void print_budget(const start *s, const char *label, size_t budget, const
             in_words(bytes).text);
 }
 
-/* What the device of --device auto has free; 0: not known. */
+/* What the device has free; 0: not known. */
 static size_t free_bytes(const start *s, const char *name, const mt_memory *memory) {
     const mt_host_memory *host = &s->host;
     if (strcmp(name, "cpu") != 0) return memory->free_bytes;
@@ -499,16 +526,23 @@ static void print_excess(size_t budget, size_t room) {
         in_words(room).text);
 }
 
+/* Of a run that is asked about. */
+static void print_asked(const start *s, const char *name, size_t budget) {
+    mt_memory memory = MT_MEMORY_INIT;
+    int is_known = mt_device_memory(name, &memory) == MT_OK;
+    print_budget(s, name, "--budget", budget, " (a program's --explain tells what it needs)");
+    print_excess(budget, is_known ? free_bytes(s, name, &memory) : 0);
+}
+
 /* budget: of a run that is asked about; 0: none. */
 static void print_advice(const start *s, size_t budget) {
     mt_memory memory = MT_MEMORY_INIT;
     const char *name = ex_device_auto();
     section("A run here");
     row("--device auto", "%s", name);
-    int is_known = mt_device_memory(name, &memory) == MT_OK;
-    if (budget) print_budget(s, "--budget", budget, " (a program's --explain tells what it needs)");
-    if (budget) print_excess(budget, is_known ? free_bytes(s, name, &memory) : 0);
-    if (is_known && memory.budget_bytes) print_budget(s, "--budget auto", memory.budget_bytes, "");
+    if (budget) print_asked(s, name, budget);
+    if (mt_device_memory(name, &memory) == MT_OK && memory.budget_bytes)
+        print_budget(s, name, "--budget auto", memory.budget_bytes, "");
     if (s->held_status == MT_OK)
         row("--budget-resident", "more than %s, which code and libraries take",
             in_words(s->held.other_bytes).text);
@@ -576,10 +610,11 @@ static void diagnose(size_t budget, const char *argv0) {
     mt_set_log(NULL, NULL);
 }
 
-static int diagnose_device(const char *name) {
+static int diagnose_device(const char *name, size_t budget) {
     start s;
     open_start(&s);
     int is_usable = print_use(name, &s);
+    if (is_usable && budget) print_asked(&s, name, budget);
     mt_set_log(NULL, NULL);
     return is_usable;
 }
@@ -606,7 +641,7 @@ int main(int argc, char **argv) {
     else if (given.version)
         printf(NAME ": libmemtrain %s, libtorch %s\n", mt_version_string(), mt_torch_version());
     else if (given.device)
-        is_told = diagnose_device(given.device);
+        is_told = diagnose_device(given.device, given.budget);
     else
         diagnose(given.budget, argv[0]);
     if (given.configurations && !given.help && !given.version)

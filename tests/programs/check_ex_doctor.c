@@ -91,6 +91,29 @@ TEST("flags", one_device_is_told_alone) {
     ck_says(cli_out, "not usable: ", "here: cpu");
 }
 
+/* Also where a device is asked about alone. A simulated card of 1 GiB is not the process's memory. */
+TEST("flags", the_budget_of_one_device) {
+    EXPECT(0, "--device", "cpu", "--budget", "600MiB");
+    ck_says(cli_out, "\n  --budget            600.0 MiB for tensors", "\n    the process       ");
+    ck_assert_ptr_null(strstr(cli_out, "are free now"));
+    EXPECT(0, "--device", "sim:cuda", "--budget", "1048576TiB");
+    squash(cli_out);
+    ck_says(cli_out, " --budget ", " are free now: with this budget");
+    ck_assert_ptr_null(strstr(cli_out, " the process "));
+    EXPECT(1, "--device", "gpu", "--budget", "600MiB");
+    ck_assert_ptr_null(strstr(cli_out, "for tensors"));
+}
+
+/* A name that is longer than the column has the value below it. */
+TEST("flags", a_long_name_has_a_line) {
+    EXPECT(1, "--device", "a_card_with_a_long_name");
+    ck_contains(cli_out, "  a_card_with_a_long_name\n                      not usable: ");
+    EXPECT(1, "--device", "a_card_of_20_letters");
+    ck_contains(cli_out, "  a_card_of_20_letters\n                      not usable: ");
+    EXPECT(1, "--device", "a_card_of_19_letter");
+    ck_contains(cli_out, "  a_card_of_19_letter not usable: ");
+}
+
 TEST("flags", a_full_standard_output_is_told) {
     if (!cli_has_full_disk("a_full_standard_output_is_told")) return;
     cli_stdout = "/dev/full";
@@ -240,6 +263,30 @@ TEST_LOOP("devices", a_device_is_usable_or_says_why_not, LENGTH(devices)) {
         ck_assert_msg(strncmp(row, "usable memory ", 14) == 0, "%.60s", row);
     else
         ck_assert_msg(strncmp(row, "not usable: run so far", 22) != 0, "%.60s", row);
+}
+
+/* A card of a third party is among them, and --device auto takes it where there is no other. The test device plays one. */
+TEST("devices", a_card_of_a_third_party) {
+    static char preload[2 * CLI_PATH];
+    static const char *const environment[] = {preload, NULL};
+    snprintf(preload, sizeof preload, "LD_PRELOAD=%s/libcard_custom.so", cli_self());
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__APPLE__)
+    return suite_skip("ex_doctor: a_card_of_a_third_party", "its library cannot be loaded first");
+#endif
+    if (!suite_on_cpu() || access(strchr(preload, '=') + 1, R_OK) != 0)
+        return suite_skip("ex_doctor: a_card_of_a_third_party",
+                          "there is no such test device here");
+    cli_environment = environment;
+    EXPECT(0, NULL);
+    ck_contains(cli_out, "\n  --device auto       custom\n");
+    const char *row = device_row("custom:0");
+    ck_assert_msg(strncmp(row, "usable memory ", 14) == 0, "%.60s", row);
+    ck_contains(row, " run so far never run on a card of a third party; ");
+    cli_take_program("food101");
+    EXPECT(0, "--device", "custom", "--amp", "off", "--image-size", "32", "--steps", "1",
+           "--dev-samples", "40", "--threads", "1", "--progress", "off");
+    EXPECT(2, "--device", "custom:7");
+    ck_says(cli_err, "--device: 'custom:7' cannot be used here: ", "accepted: cpu, custom:0");
 }
 
 /* The programs that are started look for libraries in the test's folder first. */

@@ -146,12 +146,24 @@ TEST("accepted", bounds_are_included) {
     ck_assert_int_eq(cat.flags.epochs, 0);
 }
 
-static const char *const devices[] = {"auto", "cpu",      "mps",     "cuda", "cuda:0", "cuda:12",
-                                      "sim",  "sim:cuda", "sim:mps", "xpu",  "xpu:0"};
+static const char *const devices[] = {"auto",    "cpu", "mps",      "cuda",    "cuda:0",
+                                      "cuda:12", "sim", "sim:cuda", "sim:mps", "xpu",
+                                      "xpu:0",   "npu", "npu:3",    "my_card"};
 
 TEST_LOOP("accepted", devices_are_accepted, LENGTH(devices)) {
     ACCEPT("--device", devices[_i]);
     ck_assert_str_eq(cat.flags.device, devices[_i]);
+}
+
+/* What is planned on a simulated card of CUDA is what CUDA does. */
+TEST("accepted", half_precision_is_for_cuda) {
+    static const char *const cuda[] = {"cuda", "cuda:1", "sim:cuda", "sim"};
+    static const char *const others[] = {"cpu", "mps", "sim:mps", "xpu:0", "npu"};
+    ACCEPT("--amp", "auto");
+    for (int i = 0; i < LENGTH(cuda); i++)
+        ck_assert_int_eq(ex_flags_torch(&cat.flags, cuda[i]).amp, MT_FLOAT16);
+    for (int i = 0; i < LENGTH(others); i++)
+        ck_assert_int_eq(ex_flags_torch(&cat.flags, others[i]).amp, MT_DTYPE_NONE);
 }
 
 /* PyTorch's names for the only device of a type. */
@@ -276,7 +288,7 @@ static const struct {
     {{"--optimizer", "lion"}, {"--optimizer", "'lion'", "sgd, adam or adamw"}},
     {{"--amp", "fp8"}, {"--amp", "'fp8'", "off, bf16 or fp16"}},
     {{"--device", "sim:xla"}, {"--device", "'sim:xla'", "sim, sim:cuda or sim:mps"}},
-    {{"--device", "gpu"}, {"--device", "'gpu'", "cuda:N"}},
+    {{"--device", "GPU 1"}, {"--device", "'GPU 1'", "another card's name"}},
     {{"--device", "cuda:"}, {"--device", "'cuda:'", "cuda:N"}},
     {{"--device", "cuda:x"}, {"--device", "'cuda:x'", "cuda:N"}},
     {{"--device", "xpu:"}, {"--device", "'xpu:'", "xpu:N"}},

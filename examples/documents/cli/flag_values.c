@@ -11,23 +11,29 @@
 
 #define LEAST_BYTES 1048576 /* of a size without a unit */
 
-/* Whether text is type:N, with a number of at most three digits. */
-static int is_numbered(const char *text, const char *type) {
-    size_t length = strlen(type);
-    if (strncmp(text, type, length) != 0 || text[length] != ':') return 0;
+#define MOST_OF_TYPE 40 /* characters */
+
+/* Whether text is a type, or type:N with a number of at most three digits: libtorch gives names of that form. */
+static int has_form_of_device(const char *text) {
+    size_t length = strspn(text, "abcdefghijklmnopqrstuvwxyz_");
+    if (!length || length > MOST_OF_TYPE) return 0;
+    if (!text[length]) return 1;
     size_t digits = strspn(text + length + 1, "0123456789");
-    return digits >= 1 && digits <= 3 && !text[length + 1 + digits];
+    return text[length] == ':' && digits >= 1 && digits <= 3 && !text[length + 1 + digits];
 }
 
-/* auto, cpu, mps, cuda or cuda:N, xpu or xpu:N, sim:cuda, which is sim as well, or sim:mps. */
+/*
+ * auto, sim:cuda, which is sim as well, sim:mps, or a name that libtorch may know: those of third parties' cards are known to it
+ * alone. What is none is told when the device is looked for, beside those that are here.
+ */
 int ex_read_device(const char *text, void *target) {
-    static const char *const names[] = {"auto", "cpu", "cuda",     "xpu",
-                                        "mps",  "sim", "sim:cuda", "sim:mps"};
+    static const char *const simulated[] = {"sim:cuda", "sim:mps"};
     /* PyTorch's names for the only device of a type. */
     if (strcmp(text, "cpu:0") == 0) text = "cpu";
     if (strcmp(text, "mps:0") == 0) text = "mps";
-    int known = is_numbered(text, "cuda") || is_numbered(text, "xpu");
-    for (size_t i = 0; i < EX_ROWS(names); i++) known = known || strcmp(text, names[i]) == 0;
+    int known = has_form_of_device(text);
+    for (size_t i = 0; i < EX_ROWS(simulated); i++)
+        known = known || strcmp(text, simulated[i]) == 0;
     if (known) *(const char **)target = text;
     return known;
 }

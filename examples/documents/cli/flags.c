@@ -123,12 +123,17 @@ static const ex_option rows[] = {
     FLAG("seed", EX_WHOLE, seed, "N", "of weights, order and augmentation", .most = INT64_MAX),
 
     {.section = "Memory"},
-    FLAG("device", EX_PARSED, device, "NAME",
-         "auto, cpu, cuda, cuda:N, xpu, xpu:N, mps, or a simulated card of --budget: sim:cuda or "
-         "sim, sim:mps; auto takes cuda, else xpu, else mps, else cpu",
-         .read = ex_read_device,
-         .accepts = "auto, cpu, cuda, cuda:N, xpu, xpu:N, mps, sim, sim:cuda or sim:mps",
-         .by_default = "auto"),
+    FLAG(
+        "device", EX_PARSED, device, "NAME",
+        "auto, cpu, cuda, cuda:N, xpu, xpu:N, mps, another card that libtorch has a name for, or a "
+        "simulated card of --budget: sim:cuda or sim, sim:mps; auto takes cuda, else xpu, else "
+        "mps, "
+        "else another card, else cpu",
+        .read = ex_read_device,
+        .accepts =
+            "auto, cpu, cuda, cuda:N, xpu, xpu:N, mps, another card's name, sim, sim:cuda or "
+            "sim:mps",
+        .by_default = "auto"),
     FLAG("budget", EX_PARSED, budget, "SIZE|auto",
          "most that tensors may take: 600MiB, 8GB, 0.95 or 80% (of what is there), or auto",
          .read = ex_read_budget,
@@ -454,9 +459,14 @@ mt_policy_options ex_flags_policy(const ex_flags *flags) {
     return options;
 }
 
+int ex_flags_is_cuda(const char *device) {
+    return strncmp(device, "cuda", 4) == 0 || strcmp(device, "sim:cuda") == 0 ||
+           strcmp(device, "sim") == 0;
+}
+
 static mt_dtype amp_of(const ex_flags *flags, const char *device) {
     if (flags->amp != EX_AMP_AUTO) return (mt_dtype)flags->amp;
-    return strncmp(device, "cuda", 4) == 0 ? MT_FLOAT16 : MT_DTYPE_NONE;
+    return ex_flags_is_cuda(device) ? MT_FLOAT16 : MT_DTYPE_NONE;
 }
 
 double ex_flags_base_lr(const ex_flags *flags) {

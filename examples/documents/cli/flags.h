@@ -135,6 +135,12 @@ size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting 
 mt_policy_options ex_flags_policy(const ex_flags *flags);
 mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device);
 
+/*
+ * Whether it is CUDA, or a simulated card in its place, which is for planning what CUDA does. The scripts that the examples follow
+ * ask for that name where they choose fp16, and so do --amp auto and --self-test. What a card is fast in nothing tells.
+ */
+int ex_flags_is_cuda(const char *device);
+
 /* Samples below which a batch makes no chunk: --min-micro-batch, or what the network needs. */
 size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info);
 

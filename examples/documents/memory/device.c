@@ -43,8 +43,13 @@ static void tell_named(const ex_flags *flags, const char *name) {
 
 const char *ex_device_auto(void) {
     static const char *const cards[] = {"cuda", "xpu", "mps"};
+    static char other[64];
     for (size_t i = 0; i < EX_ROWS(cards); i++)
         if (mt_device_check(cards[i]) == MT_OK) return cards[i];
+    for (size_t i = 1; mt_device_here(i, other, sizeof other) == MT_OK; i++) {
+        other[strcspn(other, ":")] = '\0';
+        if (mt_device_check(other) == MT_OK) return other;
+    }
     return "cpu";
 }
 
@@ -72,12 +77,18 @@ static mt_status pick_card(const ex_flags *flags, const char *type, ex_device *d
     return MT_OK;
 }
 
+/* Whether it is a type of cards that have numbers. */
+static int is_numbered_type(const ex_device *device) {
+    return !is_cpu(device) && !is_simulated(device) && strcmp(device->name, "mps") != 0 &&
+           !strchr(device->name, ':');
+}
+
 /* auto takes the first that can be used; a device named by the user must be one that can. */
 static mt_status pick(const ex_flags *flags, ex_device *device) {
     const char *name = flags->device;
     if (strcmp(name, "auto") == 0) name = ex_device_auto();
     device->name = name;
-    if ((strcmp(name, "cuda") == 0 || strcmp(name, "xpu") == 0) && flags->processes > 1) {
+    if (is_numbered_type(device) && mt_device_check(name) == MT_OK && flags->processes > 1) {
         mt_status status = pick_card(flags, name, device);
         if (status != MT_OK) return status;
     } else if (flags->sharing > 1 && !is_cpu(device) && !is_simulated(device)) {

@@ -17,12 +17,12 @@ typedef struct ex_device {
     size_t card_bytes;    /* of a simulated card whose size was given; 0: no such card */
     size_t ahead_bytes;   /* of the CPU's budget, held by batches that are rendered ahead */
     size_t mapped_bytes;  /* of frozen weights that are pages of files, which no budget counts */
-    char card[16];        /* the name of a process's own card */
+    char card[64];        /* the name of a process's own card */
     char left[256];       /* why the device that was asked for is not this one; "": it is */
     char budget_from[96]; /* where the budget comes from, in words */
 } ex_device;
 
-/* The first that can be used of cuda, xpu, mps and cpu, as --device auto takes it. */
+/* The first that can be used of cuda, xpu, mps, a card of a third party and cpu, as --device auto takes it. */
 const char *ex_device_auto(void);
 
 /*

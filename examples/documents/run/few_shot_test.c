@@ -133,7 +133,7 @@ static mt_status check_accumulation(bench *b) {
 static mt_status check_amp(bench *b) {
     trial full = trial_of(b), half = trial_of(b);
     char one[32], two[32];
-    int on_cuda = strncmp(b->device.name, "cuda", 4) == 0;
+    int on_cuda = ex_flags_is_cuda(b->device.name);
     half.amp = on_cuda ? MT_FLOAT16 : MT_BFLOAT16;
     mt_status status = run(b, &full);
     if (status == MT_OK) status = run(b, &half);
