@@ -29,8 +29,8 @@ private:
     std::optional<float> next_float_; /* second half of a pair of normal samples */
     std::optional<double> next_double_;
     c10::Device device_ = c10::Device(c10::kCPU);
-    uint64_t seed_ = 0, offset_ = 0; /* CUDA and XPU */
-    at::Tensor state_;               /* MPS and others */
+    uint64_t seed_ = 0, offset_ = 0; /* where these are all of it, as on CUDA and XPU */
+    at::Tensor state_;               /* where they are not, as on MPS */
 };
 
 /* Puts the generators back, also when an exception passes. */

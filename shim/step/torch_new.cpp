@@ -395,6 +395,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->staging = StagingSlots::open(device);
     if (options.processes && options.processes->count > 1) share(*torch, *options.processes);
     torch->written.follow(without_mapped(distinct(parameters_of(*model))));
+    RngState().take(device); /* so that the device has told what its generator's state is */
     torch->buffers.take(*model);
     torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
     torch->flat->freeze([&](const Slot &slot) { return is_frozen(*torch, slot); }, true);
