@@ -105,12 +105,34 @@ static double largest_of(const float *numbers, size_t count) {
     return largest;
 }
 
-/* The same of the weight that a bias belongs to; 0: there is none. */
+/*
+ * Biases without a gradient of their own. prsmed adds one to the keys of its decoder's attentions, which adds the same to all scores
+ * of a query, and softmax takes no notice of that. Its gradient is a sum that cancels to 0, but for the rounding of its parts, and
+ * each device rounds them otherwise. The parts are as large as those of its weight's gradient.
+ */
+static const char *const without_gradient[] = {"decoder.attention.key.bias",
+                                               "decoder.layer.attention.key.bias"};
+
+static int has_no_gradient(const char *name) {
+    size_t length = strlen(name);
+    for (int i = 0; i < LENGTH(without_gradient); i++) {
+        size_t own = strlen(without_gradient[i]);
+        if (length >= own && strcmp(name + length - own, without_gradient[i]) == 0) return 1;
+    }
+    return 0;
+}
+
+/* What the optimiser keeps after a first step is the gradient, which of each bias is a sum that may cancel for a part. */
+static int has_scale_of_weight(const char *name) {
+    return has_no_gradient(name) || strncmp(name, "optimizer.", strlen("optimizer.")) == 0;
+}
+
+/* The largest number of the weight that such a bias belongs to; 0: it is none. */
 static double largest_of_weight(const mt_safetensors *file, const char *bias) {
     char name[512];
     const char *end = strstr(bias, ".bias");
     size_t index, count;
-    if (!end || end[strlen(".bias")]) return 0;
+    if (!has_scale_of_weight(bias) || !end || end[strlen(".bias")]) return 0;
     snprintf(name, sizeof name, "%.*s.weight", (int)(end - bias), bias);
     if (mt_safetensors_find(file, name, &index) != MT_OK) return 0;
     float *numbers = numbers_of(file, index, &count);
@@ -119,10 +141,7 @@ static double largest_of_weight(const mt_safetensors *file, const char *bias) {
     return largest;
 }
 
-/*
- * Against the largest number of the tensor. The gradient of a bias is a sum whose parts may cancel, and rounding is that of the
- * parts: they are as large as those of its weight.
- */
+/* Against the largest number of the tensor, or of the weight where the bias has no gradient, or is one. */
 static void compare(mt_safetensors *const *files, size_t index, const char *name) {
     size_t other, counts[2];
     ck_ok(mt_safetensors_find(files[ON_CARD], name, &other));
