@@ -391,18 +391,29 @@ few_checked = $(call chosen,$(on_device)) $(if $(filter-out $(TESTS_CORE),$(call
 checked = $(if $(SUITES),$(few_checked),all $(if $(DEVICE),$(on_device),tests) $(CARD_SO))
 no_suites = $(filter-out $(notdir $(TESTS)),$(SUITES))
 
-# A real card that is not there is told once, and not by each suite.
+# A real card that is not there is told once, and not by each suite, and before more is built than what tells it. ASKED: it is there.
 real_card := $(filter-out cpu sim:% test:%,$(DEVICE))
+ask_card := $(if $(ASKED),,$(and $(real_card),$(call chosen,$(on_device))))
+ifneq ($(ask_card),)
+check: $(BUILD)/examples/doctor
+	@$(BUILD)/examples/doctor --device $(real_card)
+	+@$(MAKE) --no-print-directory ASKED=1 check
+else
 check: $(checked) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(if $(no_suites),echo 'check: SUITES: there is no $(no_suites)' >&2; exit 2)
-	@$(if $(and $(real_card),$(call chosen,$(on_device))),$(BUILD)/examples/doctor --device $(real_card))
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(also_on_cards) $(STATIC))
+endif
 
 # On a real card, or packed for a machine that has one.
 CARD_SUITES := $(addprefix $(BUILD)/tests/,$(shell SUITES='$(SUITES)' sh setup/card.sh --list))
-check-card: all $(CARD_SUITES) ## the most telling suites on a real card, in one table (DEVICE=cuda, SUITES, SECONDS_MOST=450, JOBS=4)
-	@$(BUILD)/examples/doctor --device $(or $(DEVICE),cuda)
-	@DEVICE='$(DEVICE)' SUITES='$(SUITES)' sh setup/card.sh
+ifeq ($(ASKED),)
+check-card: $(BUILD)/examples/doctor ## the most telling suites on a real card, in one table (DEVICE=cuda, SUITES, SECONDS_MOST=450, JOBS=4)
+	@DEVICE='$(DEVICE)' sh setup/card.sh --ask
+	+@$(MAKE) --no-print-directory ASKED=1 check-card
+else
+check-card: all $(CARD_SUITES)
+	@DEVICE='$(DEVICE)' SUITES='$(SUITES)' ASKED=1 sh setup/card.sh
+endif
 
 card-bundle: all $(CARD_SUITES) ## the same as build/card.tar.gz, for a machine without a compiler
 	@sh setup/card_bundle.sh $(CARD_SUITES)
@@ -670,7 +681,14 @@ $(SHIM_INSTALLED): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(MEMORY_SO) \
 
 .SECONDEXPANSION:
 
-$(EXAMPLES): %: $$(call main_of,$$@) $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
+# It tells whether there is a card before all else is built.
+$(BUILD)/examples/doctor: $$(call main_of,$$@) $(COMMON_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(COMMON_A) $(LAZY) \
+	    $(LIBS_LINK) $(IMAGE_LIBS) $(JSON_LIBS) -lm -lpthread
+
+$(filter-out $(BUILD)/examples/doctor,$(EXAMPLES)): %: $$(call main_of,$$@) $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS_LINK) \
