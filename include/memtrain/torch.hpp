@@ -20,11 +20,9 @@
 #define MEMTRAIN_TORCH_HPP
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <exception>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -105,28 +103,15 @@ inline at::Tensor sum_over_samples(const at::Tensor &each) {
     return each.sum().div(size).reshape({1}).to(at::kFloat);
 }
 
-/*
- * The same numbers in doubles, or as they are where the device has none: MPS, and some of Intel's cards. Its answer to a first
- * conversion is kept. A device that is full or lost copies nothing either, and that is thrown.
- */
+/* The same numbers in doubles, or as they are where the device has none: MPS, and some of Intel's cards. */
 inline at::Tensor in_doubles(const at::Tensor &numbers) {
-    constexpr int indices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
-    enum : signed char { not_asked, has_none, has_doubles };
-    static std::atomic<signed char> answers[c10::COMPILE_TIME_MAX_DEVICE_TYPES][indices];
-    const c10::Device device = numbers.device();
-    auto &answer = answers[static_cast<int>(device.type())][std::max<int>(device.index(), 0)];
-    for (int tries = 2; answer != has_none; tries--) {
-        try {
-            at::Tensor doubles = numbers.to(at::kDouble);
-            answer = has_doubles;
-            return doubles;
-        } catch (const std::exception &) {
-            if (answer == has_doubles) throw;
-        }
-        (void)numbers.clone();
-        if (tries == 1) answer = has_none; /* it was no request of the moment that failed */
+    try {
+        return numbers.to(at::kDouble);
+    } catch (const c10::OutOfMemoryError &) {
+        throw;
+    } catch (const std::exception &) {
+        return numbers;
     }
-    return numbers;
 }
 
 } // namespace detail
