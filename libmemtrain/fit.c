@@ -263,11 +263,8 @@ static mt_status try_to_save(fit *f) {
     mt_status status = save_last(f);
     if (status != MT_EIO || !(o->save_every || o->save_seconds > 0)) return status;
     f->is_saved = 0;
-    mt_log(
-        MT_LOG_WARNING,
-        "mt_fit: '%.200s' is not written now, one of before stays, and the next save tries again: "
-        "%s",
-        o->last, mt_last_error());
+    mt_log(MT_LOG_WARNING, "mt_fit: '%.200s' is not written now, and the next save tries again: %s",
+           o->last, mt_last_error());
     mt_set_error(MT_OK, "%s", "");
     return MT_OK;
 }

@@ -103,7 +103,8 @@ private:
                     differences.add_missing(named.name);
             }
             for (const auto &[name, entry] : there)
-                if (!is_used.count(name)) differences.add_unexpected(entry->name);
+                if (!is_used.count(name) && !may_be_left_over(name))
+                    differences.add_unexpected(entry->name);
         }
         differences.check(name_of, path_);
         if (changes_.empty())

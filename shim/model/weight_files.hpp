@@ -50,11 +50,19 @@ struct WeightEntry {
  */
 std::vector<WeightEntry> weight_entries(const char *function, const char *path);
 
+inline bool ends_with(const std::string &name, const std::string &end) {
+    return name.size() >= end.size() &&
+           name.compare(name.size() - end.size(), end.size(), end) == 0;
+}
+
 /* Whether torch does not ask for it, of files without a version: a norm's count of batches. */
 inline bool may_be_missing(const std::string &name) {
-    static const std::string count = "num_batches_tracked";
-    return name.size() >= count.size() &&
-           name.compare(name.size() - count.size(), count.size(), count) == 0;
+    return ends_with(name, "num_batches_tracked");
+}
+
+/* Whether transformers takes no notice of it: frequencies that follow from the sizes, in files of old. */
+inline bool may_be_left_over(const std::string &name) {
+    return ends_with(name, "rotary_emb.inv_freq");
 }
 
 } // namespace memtrain::shim

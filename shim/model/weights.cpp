@@ -241,7 +241,7 @@ std::vector<Found> match(const std::vector<Named> &model, const Files &files, co
     }
     for (const Named *named : absent) add_part(*named, matches.has(named->tensor));
     for (const auto &[name, entry] : entries)
-        if (options.strict && !used.count(&entry) && !skipped.has(name))
+        if (options.strict && !used.count(&entry) && !skipped.has(name) && !may_be_left_over(name))
             differences.add_unexpected(name);
     differences.check(name_of, path);
     if (matches.list.empty())

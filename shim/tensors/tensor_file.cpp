@@ -229,7 +229,7 @@ void TensorFile::read_through(StateHash *hash, Staging &staging) const {
 /* ---- differences ---- */
 
 void Differences::List::add(const std::string &name) {
-    if (count++ < named_most) names += (names.empty() ? "" : ", ") + name.substr(0, 80);
+    if (count++ < named_most) names += (names.empty() ? "" : ", ") + name;
 }
 
 std::string Differences::List::text(const char *what) const {
@@ -241,7 +241,7 @@ std::string Differences::List::text(const char *what) const {
 
 void Differences::add_different(const std::string &name, const std::string &there,
                                 const std::string &here) {
-    different_.add(name + " (" + there + " there, " + here + " here)");
+    different_.add(name.substr(0, 80) + " (" + there + " there, " + here + " here)");
 }
 
 void Differences::check(const char *function, const char *path) const {

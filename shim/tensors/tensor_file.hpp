@@ -87,8 +87,8 @@ std::string description_of(const at::Tensor &tensor);
 /* What differs between a file and a model: the first names of each kind and how many there are. */
 class Differences {
 public:
-    void add_missing(const std::string &name) { missing_.add(name); }
-    void add_unexpected(const std::string &name) { unexpected_.add(name); }
+    void add_missing(const std::string &name) { missing_.add(name.substr(0, 80)); }
+    void add_unexpected(const std::string &name) { unexpected_.add(name.substr(0, 80)); }
     void add_different(const std::string &name, const std::string &there, const std::string &here);
 
     /* Throws MT_EINVAL with all of them in one line, when there are any. */

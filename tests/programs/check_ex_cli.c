@@ -128,6 +128,15 @@ TEST("runs", an_order_is_chosen) {
     ck_contains(cli_err, "--channels-last: ");
 }
 
+/* Nothing is measured where equal runs are to have equal bits, nor where nothing is trained. */
+TEST("runs", no_order_is_tried) {
+    EXPECT(0, ONE_STEP, "--batch", "8", "--channels-last", "auto", "--deterministic");
+    ck_contains(cli_err, "--channels-last auto: off, since --deterministic leaves nothing");
+    EXPECT(0, FEW_PICTURES, "--batch", "8", "--channels-last", "auto", "--explain", "--epochs",
+           "0");
+    ck_contains(cli_err, "--channels-last auto: off, since nothing is trained");
+}
+
 /* Where the batch does not fit at once, an order is chosen by a smaller chunk; where none does, a line says so. */
 TEST("runs", an_order_is_chosen_in_little_memory) {
     size_t samples = 0;

@@ -154,17 +154,34 @@ static void tell(const trial *rows, const trial *last, const way *w, mt_status s
                      : "the bits are those of a run without this flag");
 }
 
+static void take_order(ex_training *t, int is_on) {
+    t->flags->channels_last = t->torch_options.channels_last = is_on;
+    t->setting_count = ex_flags_settings(t->flags, &t->program->own, t->settings);
+}
+
+/* Why no order is tried: equal runs are to have equal bits, which times are not, or nothing is trained in it. NULL: one is. */
+static const char *why_not(const ex_flags *flags) {
+    if (flags->deterministic) return "--deterministic leaves nothing to measured times";
+    return flags->explain && !flags->epochs ? "nothing is trained" : NULL;
+}
+
 mt_status ex_training_order(ex_training *t, ex_make_fn make) {
     trial rows = {0}, last = {0};
     way w = {SIZE_MAX, 0};
     if (t->flags->channels_last != EX_CHANNELS_LAST_AUTO) return MT_OK;
+    const char *reason = why_not(t->flags);
+    if (reason) {
+        if (!t->quiet) mt_log(MT_LOG_INFO, "--channels-last auto: off, since %s", reason);
+        take_order(t, 0);
+        return MT_OK;
+    }
+    if (!t->quiet) mt_log(MT_LOG_INFO, "chunks run in both orders of pictures in memory");
     mt_status status = measure(t, make, &w, &rows, &last);
     mt_status shared = share_times(t, &rows, &last);
     if (status != MT_OK && status != MT_EDEVMEM) return status;
     if (shared != MT_OK) return shared;
     int is_on = rows.seconds > 0 && last.seconds < enough * rows.seconds;
-    t->flags->channels_last = t->torch_options.channels_last = is_on;
-    t->setting_count = ex_flags_settings(t->flags, &t->program->own, t->settings);
+    take_order(t, is_on);
     if (!t->quiet) tell(&rows, &last, &w, status, is_on);
     return ex_training_seed(t);
 }
