@@ -87,6 +87,18 @@ bool empty(c10::DeviceType type) noexcept {
     return true;
 }
 
+bool waits(const Cache &cache) noexcept {
+    return std::any_of(cache.blocks, std::end(cache.blocks),
+                       [](const Blocks &b) { return b.all > b.in_use; });
+}
+
+/* Counts one block more, if there is room for it, or what waits makes some. */
+bool hold_block(c10::DeviceType type, size_t power) noexcept {
+    size_t block = size_t{1} << power;
+    return cpu::hold_if_room(block) ||
+           (waits(cache_of(type)) && empty(type) && cpu::hold_if_room(block));
+}
+
 } // namespace
 
 PinnedBytes::PinnedBytes(c10::DeviceType type, size_t bytes)
@@ -94,13 +106,21 @@ PinnedBytes::PinnedBytes(c10::DeviceType type, size_t bytes)
     std::lock_guard<std::mutex> lock(counting);
     Blocks &those = cache_of(type).blocks[power_];
     if (those.in_use == those.all) {
-        size_t block = size_t{1} << power_;
-        bool has_room = cpu::hold_if_room(block) || (empty(type) && cpu::hold_if_room(block));
-        if (!has_room) cpu::refuse_held(block);
+        if (!hold_block(type, power_)) cpu::refuse_held(size_t{1} << power_);
         those.all++;
         is_new_ = true;
     }
     those.in_use++;
+}
+
+bool PinnedBytes::has_room(c10::DeviceType type, size_t bytes) noexcept {
+    size_t power = power_of(bytes);
+    std::lock_guard<std::mutex> lock(counting);
+    const Blocks &those = cache_of(type).blocks[power];
+    if (those.in_use < those.all) return true;
+    if (!hold_block(type, power)) return false;
+    hold(power, -1);
+    return true;
 }
 
 PinnedBytes::~PinnedBytes() {
@@ -146,15 +166,22 @@ at::Tensor PinnedBytes::make(at::IntArrayRef sizes, at::IntArrayRef strides, at:
 
 bool pinned_memory_waits() noexcept {
     std::lock_guard<std::mutex> lock(counting);
-    auto waits = [](const Blocks &b) { return b.all > b.in_use; };
-    return std::any_of(caches, std::end(caches), [&](const Cache &cache) {
-        return std::any_of(cache.blocks, std::end(cache.blocks), waits);
-    });
+    return std::any_of(caches, std::end(caches), waits);
 }
 
 void empty_pinned_cache(c10::DeviceType type) noexcept {
     std::lock_guard<std::mutex> lock(counting);
     (void)empty(type);
+}
+
+bool Pinned::need_if_room(c10::DeviceType type, size_t bytes) {
+    if (bytes <= bytes_) return true;
+    bytes_ = 0;
+    memory_.reset();
+    counted_.reset();
+    if (!PinnedBytes::has_room(type, bytes)) return false;
+    need(type, bytes);
+    return true;
 }
 
 void Pinned::need(c10::DeviceType type, size_t bytes) {

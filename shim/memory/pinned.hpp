@@ -19,6 +19,9 @@ class PinnedBytes {
 public:
     /* Where the CPU's budget has no room, what waits is given back first. Then it throws as the CPU's allocator does. */
     PinnedBytes(c10::DeviceType type, size_t bytes);
+
+    /* Whether there is room now, for what can do without. What waits is given back where that makes room. */
+    static bool has_room(c10::DeviceType type, size_t bytes) noexcept;
     ~PinnedBytes();
     PinnedBytes(const PinnedBytes &) = delete;
     PinnedBytes &operator=(const PinnedBytes &) = delete;
@@ -51,6 +54,9 @@ class Pinned {
 public:
     /* What was in it is lost where it grows, so that no copy may be under way then. Where it throws there is none. */
     void need(c10::DeviceType type, size_t bytes);
+
+    /* The same, but where the CPU's budget has no room it is empty afterwards, and 0 is returned. */
+    bool need_if_room(c10::DeviceType type, size_t bytes);
 
     char *data() const { return static_cast<char *>(memory_.data_ptr()); }
 

@@ -131,11 +131,6 @@ std::string folder_of(const std::string &path) {
     return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
-bool ends_with(const std::string &text, const std::string &end) {
-    return text.size() >= end.size() &&
-           text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 void append(std::vector<WeightEntry> &list, const std::shared_ptr<const WeightFile> &file) {
     for (size_t i = 0; i < file->count(); i++) list.push_back({file->entry(i).name, file, i});
 }

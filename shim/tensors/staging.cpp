@@ -40,20 +40,27 @@ StagingSlots::StagingSlots(const Device &device, const c10::Stream &stream)
     }
 }
 
-StagingSlots::Slot &StagingSlots::next(size_t bytes) {
-    Slot &slot = slots_[turn_];
-    slot.over.synchronize();
-    slot.memory.need(device_.type(), bytes);
-    turn_ = 1 - turn_;
-    return slot;
+StagingSlots::Slot *StagingSlots::next(size_t bytes) {
+    for (int tries = 0; tries < 2; tries++) {
+        Slot &slot = slots_[turn_];
+        turn_ = 1 - turn_;
+        slot.over.synchronize();
+        if (slot.memory.need_if_room(device_.type(), bytes)) return &slot;
+    }
+    return nullptr;
 }
 
 size_t Staged::room(const at::Tensor &tensor) {
     return rounded_up(static_cast<size_t>(tensor.numel()) * tensor.itemsize());
 }
 
-Staged::Staged(StagingSlots &staging, size_t bytes)
-    : staging_(staging), slot_(staging.next(bytes)), computing_(current_stream(staging.device_)) {}
+std::unique_ptr<Staged> Staged::open(StagingSlots &staging, size_t bytes) {
+    StagingSlots::Slot *slot = staging.next(bytes);
+    return std::unique_ptr<Staged>(slot ? new Staged(staging, *slot) : nullptr);
+}
+
+Staged::Staged(StagingSlots &staging, StagingSlots::Slot &slot)
+    : staging_(staging), slot_(slot), computing_(current_stream(staging.device_)) {}
 
 /* The slot is free when the chunk is through; of one that was not sent whole, when its copies are. */
 Staged::~Staged() {

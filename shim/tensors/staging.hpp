@@ -20,7 +20,7 @@ namespace memtrain::shim {
 /*
  * Two slots of pinned memory, as large as the largest chunk so far needs. The host fills one once the card is through with the
  * chunk that was in it before, so that two chunks at most are on the card, or on their way. The CPU's budget counts the memory
- * as in use.
+ * as in use. Where that has room for one slot, chunks take turns in it; where it has none, they are not staged.
  */
 class StagingSlots {
 public:
@@ -38,7 +38,7 @@ private:
     };
 
     StagingSlots(const Device &device, const c10::Stream &stream);
-    Slot &next(size_t bytes);
+    Slot *next(size_t bytes);
 
     Device device_;
     c10::Stream stream_;
@@ -49,8 +49,8 @@ private:
 /* One chunk in a slot. It may live as long as the chunk does, or go with what has failed. */
 class Staged {
 public:
-    /* Waits until the slot is free; bytes: of all that is sent. */
-    Staged(StagingSlots &staging, size_t bytes);
+    /* Waits until the slot is free; bytes: of all that is sent. NULL where the CPU's budget has no room for a slot. */
+    static std::unique_ptr<Staged> open(StagingSlots &staging, size_t bytes);
     ~Staged();
     Staged(const Staged &) = delete;
     Staged &operator=(const Staged &) = delete;
@@ -65,6 +65,7 @@ public:
     static size_t room(const at::Tensor &tensor);
 
 private:
+    Staged(StagingSlots &staging, StagingSlots::Slot &slot);
     at::Tensor in_slot(const at::Tensor &tensor, at::IntArrayRef strides);
 
     StagingSlots &staging_;

@@ -124,7 +124,7 @@ std::unique_ptr<Staged> stage(const mt_torch_batch &batch, size_t first, size_t 
         at::Tensor part = part_of(batch, i, first, count);
         if (is_staged(part, to)) bytes += Staged::room(part);
     }
-    return bytes ? std::make_unique<Staged>(*to.staging, bytes) : nullptr;
+    return bytes ? Staged::open(*to.staging, bytes) : nullptr;
 }
 
 /*
@@ -135,11 +135,20 @@ bool is_read_in_place(const at::Tensor &part, const Placement &to, at::MemoryFor
     return to.device.is_mps() && order == at::MemoryFormat::Preserve && part.is_contiguous();
 }
 
+size_t bytes_of(const at::Tensor &part) {
+    return at::detail::computeStorageNbytes(part.sizes(), part.strides(), part.itemsize());
+}
+
+/* Whether it is, or there is room for a copy of it that is. */
+bool may_be_pinned(const at::Tensor &part, const Device &device) {
+    return part.is_cpu() && has_pinned_memory(device) &&
+           (part.is_pinned() || PinnedBytes::has_room(device.type(), bytes_of(part)));
+}
+
 /* Counted while it is filled: libtorch keeps it until the copy from it is through. */
 at::Tensor pinned_copy(const at::Tensor &part, const Device &device) {
     if (part.is_pinned()) return part;
-    size_t bytes = at::detail::computeStorageNbytes(part.sizes(), part.strides(), part.itemsize());
-    PinnedBytes counted(device.type(), bytes);
+    PinnedBytes counted(device.type(), bytes_of(part));
     return counted.make(part.sizes(), part.strides(), part.scalar_type()).copy_(part);
 }
 
@@ -155,7 +164,7 @@ at::Tensor Chunk::placed(const at::Tensor &part, const Placement &to) {
     bool is_uncounted = part.is_inference() && !to.only_counted;
     if (to.device.card || is_uncounted) return part.clone(order).to(at::device(to.device.where));
     if (staged_ && is_staged(part, to)) return staged_->send(part, order);
-    bool is_pinned = part.is_cpu() && has_pinned_memory(to.device);
+    bool is_pinned = may_be_pinned(part, to.device);
     bool goes_on = is_pinned || (part.is_cpu() && is_read_in_place(part, to, order));
     at::Tensor from = is_pinned ? pinned_copy(part, to.device) : part;
     return from.to(at::device(to.device.where), /*non_blocking=*/goes_on, /*copy=*/false, order);

@@ -206,12 +206,13 @@ struct Chain : torch::nn::Module {
 struct ChainLoop {
     memtrain::Tensors batch;
     std::optional<memtrain::Trainer> trainer;
-    explicit ChainLoop(int offload) {
+    /* micro: samples of a chunk; 0: chosen */
+    explicit ChainLoop(int offload, size_t micro = 4) {
         mt_torch_options options = options_of(MT_SGD);
         mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
         mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
         options.offload = offload;
-        policy.micro_batch = 4;
+        policy.micro_batch = micro;
         own.policy = &policy;
         ck_ok(mt_torch_init(nullptr));
         ck_ok(mt_torch_seed(3));
@@ -317,6 +318,40 @@ TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(), pinned_memo
     ck_assert(loop.hash() == before);
     (void)loop.trainer->step(loop.batch);
     ck_assert(loop.hash() != before);
+}
+
+/* Chunks go to the card from where they are where there is room for one slot, or for none: nothing is cut for that. */
+TEST_LOOP_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(), little_room_for_slots,
+             2) {
+    constexpr size_t slot = 4 * 512 * sizeof(float);
+    ChainLoop loop(MT_OFFLOAD_NEVER), other(MT_OFFLOAD_NEVER);
+    for (int i = 0; i < 4; i++) (void)other.trainer->step(other.batch);
+    ck_ok(mt_empty_cache("cpu", nullptr));
+    size_t budget = cpu_memory().allocated_bytes + (_i ? slot : 0) + slot / 2;
+    ck_ok(mt_device_set_budget("cpu", budget));
+    ck_ok(mt_device_reset_peak("cpu"));
+    for (int i = 0; i < 4; i++) {
+        mt_step_report report = loop.trainer->step(loop.batch);
+        ck_assert_uint_eq(report.chunk_count, 4);
+        ck_assert_uint_eq(report.retries, 0);
+    }
+    ck_assert_uint_le(cpu_memory().peak_bytes, budget);
+    ck_ok(mt_device_set_budget("cpu", 0));
+    ck_assert(loop.hash() == other.hash());
+}
+
+/* A request that the host had no room for says nothing of the card's memory: chunks are cut to what the host can hold, and no more. */
+TEST_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(), a_host_with_little_room) {
+    ChainLoop loop(MT_OFFLOAD_HOST, 0);
+    for (int i = 0; i < 4; i++) (void)loop.trainer->step(loop.batch);
+    size_t most = counters().pinned_bytes;
+    ck_ok(mt_empty_cache("cpu", nullptr));
+    ck_ok(mt_device_set_budget("cpu", cpu_memory().allocated_bytes + most / 2));
+    for (int i = 0; i < 12; i++) {
+        mt_step_report report = loop.trainer->step(loop.batch);
+        ck_assert_uint_le(report.chunk_count, 8);
+    }
+    ck_ok(mt_device_set_budget("cpu", 0));
 }
 
 /* What is not staged goes through pinned memory too, and is counted: a batch that wants a gradient. */
