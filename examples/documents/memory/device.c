@@ -91,7 +91,8 @@ static mt_status pick(const ex_flags *flags, ex_device *device) {
     if (is_numbered_type(device) && mt_device_check(name) == MT_OK && flags->processes > 1) {
         mt_status status = pick_card(flags, name, device);
         if (status != MT_OK) return status;
-    } else if (flags->sharing > 1 && !is_cpu(device) && !is_simulated(device)) {
+    } else if (flags->sharing > 1 && !is_cpu(device) && !is_simulated(device) &&
+               mt_device_check(name) == MT_OK) {
         tell_named(flags, name);
         device->sharers = (size_t)flags->sharing;
     }
