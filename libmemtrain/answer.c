@@ -15,11 +15,17 @@ static size_t asked_in_all(const mt_oom *oom) {
     return mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
 }
 
+/* Whether other memory than the device's was refused, as the host's where a card trains: its bytes are told as 0. */
+static int is_elsewhere(const mt_oom *oom) {
+    return oom->refused && !oom->refused_bytes;
+}
+
 /*
  * Whether what may be allocated explains the refusal: so it does without evidence, in a chunk. Begin and apply have no
  * size that could be wrong.
  */
 static int is_explained(const mt_policy *p, const mt_oom *oom) {
+    if (is_elsewhere(oom)) return 0;
     if (!oom->refused) return oom->chunk > 0;
     return !oom->memory.budget_bytes || asked_in_all(oom) > mt__policy_limit(p, &oom->memory);
 }
@@ -30,6 +36,7 @@ static int is_explained(const mt_policy *p, const mt_oom *oom) {
  */
 static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom, size_t room) {
     const mt__limits *l = &k->limits[mt__policy_way(p, oom->mode)];
+    if (is_elsewhere(oom)) return 0;
     if (oom->refused) return !is_explained(p, oom);
     return room < SIZE_MAX && oom->chunk && oom->chunk <= l->largest_ran && room >= l->proven_room;
 }
@@ -59,27 +66,30 @@ static int is_smallest(const mt_policy *p, const mt_oom *oom) {
 static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
     int explained = is_explained(p, oom);
-    size_t room = mt__policy_room_beside(p, &oom->memory, oom->allocated_before_bytes),
+    size_t room = is_elsewhere(oom)
+                      ? SIZE_MAX /* not known */
+                      : mt__policy_room_beside(p, &oom->memory, oom->allocated_before_bytes),
            predicted =
                oom->chunk ? mt__kind_predict(k, mt__policy_way(p, oom->mode), oom->chunk) : 0;
     int is_short = is_shortage(p, k, oom, room) && (predicted || oom->refused);
-    int shortage_is_known = is_short && p->shortage.limit; /* that something else has the room */
+    int is_known = is_short ? p->shortage.limit > 0 /* that something else has the room */
+                            : is_elsewhere(oom) && p->step.cap; /* that there is too little */
     int has_cache = mt__cached(&oom->memory) > 0;
     /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
-    int cache_cannot_help = explained && oom->refused && oom->memory.budget_bytes;
+    int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
     int cannot_shrink = oom->plan_is_fixed || is_smallest(p, oom);
 
     /* 1. Enough is enough. Clears for smaller chunks are no retries. */
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
 
     /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
-    if (!explained && !shortage_is_known && t->tried < MT__THE_SAME) {
+    if (!explained && !is_known && t->tried < MT__THE_SAME) {
         t->tried = MT__THE_SAME;
         return MT_ACTION_RETRY;
     }
 
     /* 3. A cache may hold what is missing. A chunk that cannot shrink is tried twice, unless that is sure to fail. */
-    int may_help = explained ? has_cache && !cache_cannot_help : !shortage_is_known;
+    int may_help = explained ? has_cache && !cache_cannot_help : !is_known;
     if (t->tried < MT__CLEARED &&
         (may_help || (cannot_shrink && (has_cache || !cache_cannot_help)))) {
         t->tried = MT__CLEARED;
@@ -95,7 +105,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         note_shortage(p, oom, predicted);
     else if (oom->chunk)
         mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room,
-                      oom->refused ? mt__policy_seen_need(oom) : 0, p->recording);
+                      oom->refused_bytes ? mt__policy_seen_need(oom) : 0,
+                      is_elsewhere(oom) ? NULL : p->recording);
 
     /* 6. A second set of gradients is given up before anything else is. */
     if (explained && oom->chunk && oom->mode == MT_TRAIN && p->keep == MT__KEPT_APART)

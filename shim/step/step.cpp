@@ -360,10 +360,10 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         result.peak_bytes = std::max(result.peak_bytes, peak_of(torch, listening));
     });
     if (status != MT_OK) result = {};
-    bool was_refused = cpu::refusals().count > before.count;
-    /* What the host has no room for tells nothing of a card's. */
-    if (torch.device.is_host()) cpu::add_evidence(before, result);
-    if (status == MT_ETORCH && was_refused) status = MT_EDEVMEM;
+    cpu::add_evidence(before, result);
+    /* What the host has no room for tells nothing of a card's, so it is told without its bytes. */
+    if (!torch.device.is_host()) result.refused_bytes = result.refused_in_use_bytes = 0;
+    if (status == MT_ETORCH && result.refused) status = MT_EDEVMEM;
     hand_over(result, out);
     return status;
 }

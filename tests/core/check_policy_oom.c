@@ -177,6 +177,31 @@ static void cut_unexplained(void) {
     ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
 }
 
+/* Not the device's memory was refused, and so no bytes are told: halves, at once when it is known, and nothing of the device. */
+TEST("oom", other_memory_than_the_devices) {
+    learn((mt_policy_options){.deterministic = 1});
+    const size_t bytes = mt_policy_predict_bytes(dev.policy, MT_TRAIN, 32);
+    static const mt_action actions[] = {MT_ACTION_RETRY, MT_ACTION_CLEAR, MT_ACTION_REPLAN,
+                                        MT_ACTION_REPLAN};
+    size_t chunk = 32;
+    for (unsigned attempt = 1; attempt <= 4; attempt++) {
+        mt_oom oom = oom_injected(&dev, chunk, attempt);
+        oom.refused_bytes = oom.refused_in_use_bytes = 0;
+        ck_assert_int_eq(answer(&dev, oom), actions[attempt - 1]);
+        if (actions[attempt - 1] != MT_ACTION_REPLAN) continue;
+        chunk /= 2;
+        ck_ok(device_plan(&dev, MT_TRAIN, 64));
+        ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), chunk);
+    }
+    for (int step = 0; step < FAILURE_WAIT; step++) {
+        ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 16);
+        ck_assert_uint_ge(mt_plan_chunk(&dev.plan, 0), 8);
+        train(1, 64);
+    }
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 32);
+    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 32), bytes);
+}
+
 /* A step that is cut for that has met something that takes memory: for some steps there is as much less. */
 TEST("oom", unexplained_again) {
     learn((mt_policy_options){.deterministic = 1});
