@@ -165,6 +165,13 @@ void finish(Stream stream);
 bool is_after(Stream stream, const Point &point);
 void check_order(const Point &written);
 
+/*
+ * What the current stream did last reads memory of the host, which has to stay as it is until the host knows that the stream is
+ * through with it. If it did not, whoever waits then is told so. What is given back, or the card itself writes to, is read no more.
+ */
+void still_read(const void *begin, size_t bytes);
+void no_longer_read(const void *begin, size_t bytes);
+
 /* What the current stream is given takes its time. */
 void charge_kernel();
 void charge_copy(bool to_card, size_t bytes);

@@ -661,6 +661,25 @@ TEST(suite_device(), every_request_of_a_first_step) {
     ck_assert_uint_gt(n, 30);
 }
 
+/* The device itself: pinned memory stays as it is until the host knows that a copy from it is through. */
+TEST_LOOP_IF(!suite_on_mps(), "MPS has no pinned memory", suite_device(),
+             a_host_that_writes_too_early, 2) {
+    ck_ok(mt_torch_init(nullptr));
+    std::string words;
+    at::Tensor host = at::ones({64}).pin_memory();
+    at::Tensor there = host.to(c10::Device(suite_device()), /*non_blocking=*/true) + 1;
+    if (_i) (void)there.cpu();
+    host.fill_(5);
+    try {
+        (void)there.cpu();
+    } catch (const c10::Error &error) {
+        words = error.what_without_backtrace();
+    }
+    ck_assert_int_eq(words.empty(), _i);
+    if (!_i) ck_contains(words.c_str(), "written to pinned memory before it knew");
+    ck_assert(there.cpu().equal(at::full({64}, 2.0)));
+}
+
 /* A batch that is pinned, on the card, in another order or of nothing gives the numbers of a plain one. */
 TEST(suite_device(), batches_of_each_kind) {
     ck_ok(mt_torch_init(nullptr));

@@ -302,6 +302,7 @@ private:
         pinned[static_cast<char *>(*out)] = bytes;
     }
     void free_block(Block *block) override {
+        no_longer_read(block->ptr_, block->size_);
         std::lock_guard<std::mutex> lock(pinned_mutex);
         pinned.erase(static_cast<char *>(block->ptr_));
         std::memset(block->ptr_, stale, block->size_);

@@ -197,6 +197,8 @@ void copy_later(const Tensor &from, const Tensor &to) {
     if (is_borrowed && !from.is_contiguous()) end_without("a temporary tensor was given back");
     auto storage = from.storage().getWeakStorageImpl();
     Tensor source = is_borrowed ? by_address(from) : kept_till_read(from);
+    if (!is_borrowed && from.is_non_overlapping_and_dense())
+        still_read(from.const_data_ptr(), from.nbytes());
     later([is_borrowed, storage, source, to = by_address(to)] {
         if (is_borrowed && storage.expired()) end_without("a batch was given back");
         Uncounted uncounted;
@@ -210,6 +212,8 @@ void copy_out_later(const Tensor &from, const Tensor &to) {
         Uncounted uncounted;
         Plainly plainly;
         Tensor then = seen(from).clone();
+        no_longer_read(to.const_data_ptr(),
+                       to.nbytes()); /* the card writes there, after what it has read */
         Tensor(to).fill_(not_there_yet);
         when_waited_for([then, to] { copy_now(then, to); });
     };

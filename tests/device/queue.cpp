@@ -4,7 +4,7 @@
  * A kernel runs at once. A copy that nobody waits for is work of its stream, and done as late as events allow: when a kernel
  * of its stream starts, or one of a stream that has waited for it, or when the host waits. So who forgets an event sees what
  * was there before. And a stream that touches what another one has written, or memory that it was given, without an event
- * after that is told so.
+ * after that is told so. A host that writes to what a copy reads, and has not waited for that, is told so when it waits.
  */
 #include "card.hpp"
 
@@ -35,10 +35,19 @@ struct Recorded : Event {
     uint64_t clock = 0; /* that its time is of */
 };
 
+/* Memory of the host that an operation reads. */
+struct Source {
+    Point reader;
+    const unsigned char *begin;
+    size_t bytes;
+    uint64_t sum; /* of its bytes when the operation was given */
+};
+
 std::recursive_mutex mutex; /* of all below */
 std::map<Stream, Line> lines;
 std::vector<Work> arrivals; /* what has been read of a card, and is there once the host waits */
 Points host_after;          /* what the host has waited for */
+std::vector<Source> sources;
 
 mt_card_costs costs = {};
 mt_card_clock now = {};
@@ -81,6 +90,27 @@ void arrive() {
     for (Work &work : list) work();
 }
 
+/* FNV-1a, by Fowler, Noll and Vo. */
+uint64_t sum_of(const unsigned char *begin, size_t bytes) {
+    uint64_t sum = 0xcbf29ce484222325;
+    for (size_t i = 0; i < bytes; i++) sum = (sum ^ begin[i]) * 0x100000001b3;
+    return sum;
+}
+
+/* The host has waited. */
+void check_sources() {
+    bool is_whole = true;
+    auto is_through = [&](const Source &source) {
+        if (host_after[source.reader.stream] < source.reader.operation) return false;
+        is_whole = is_whole && sum_of(source.begin, source.bytes) == source.sum;
+        return true;
+    };
+    sources.erase(std::remove_if(sources.begin(), sources.end(), is_through), sources.end());
+    TORCH_CHECK(is_whole,
+                "test device: the host has written to pinned memory before it knew that a "
+                "copy from there was through");
+}
+
 Recorded record(Stream stream) {
     Line &line = lines[stream];
     Recorded event;
@@ -104,6 +134,7 @@ void is_over(const Recorded &event) {
     run_up_to(lines[event.stream], event.work);
     arrive();
     merge(host_after, event.after);
+    check_sources();
 }
 
 } // namespace
@@ -139,6 +170,7 @@ void wait() {
     }
     arrive();
     wait_till(ready);
+    check_sources();
 }
 
 void wait(Stream stream) {
@@ -220,6 +252,21 @@ void check_order(const Point &written) {
     Stream mine = current_stream();
     TORCH_CHECK(is_after(mine, written), "test device: stream ", mine, " touches memory of stream ",
                 written.stream, " and has not waited for it");
+}
+
+void still_read(const void *begin, size_t bytes) {
+    Lock lock(mutex);
+    auto *first = static_cast<const unsigned char *>(begin);
+    sources.push_back({point_of(current_stream()), first, bytes, sum_of(first, bytes)});
+}
+
+void no_longer_read(const void *begin, size_t bytes) {
+    Lock lock(mutex);
+    auto *first = static_cast<const unsigned char *>(begin);
+    auto is_gone = [=](const Source &source) {
+        return source.begin >= first && source.begin < first + bytes;
+    };
+    sources.erase(std::remove_if(sources.begin(), sources.end(), is_gone), sources.end());
 }
 
 /* ---- the clock ---- */
