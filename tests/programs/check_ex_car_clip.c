@@ -5,9 +5,8 @@
 #include "cli.h"
 
 /* The smallest network, few pairs a step. */
-#define TINY                                                                                       \
-    "--device", "cpu", "--image-size", "32", "--size", "w128-l4", "--threads", "1",                \
-        "--deterministic", "--progress", "off"
+#define TINY_MEASURED MEASURED, "--size", "w128-l4", "--progress", "off"
+#define TINY TINY_MEASURED, "--deterministic"
 
 /* ---- flags --------------------------------------------------------------------------------------- */
 
@@ -68,7 +67,7 @@ TEST("flags", the_script_s_names_mean_the_same) {
 
 /* Chunks of pairs are prepared before they are tried too. */
 TEST("runs", an_order_is_chosen) {
-    EXPECT(0, TINY, "--batch", "8", "--accumulate", "1", "--epochs", "1", "--steps", "1",
+    EXPECT(0, TINY_MEASURED, "--batch", "8", "--accumulate", "1", "--epochs", "1", "--steps", "1",
            "--budget", "400MiB", "--channels-last", "auto");
     ck_says(cli_err, "--channels-last auto: ", "A chunk of 8 takes ");
 }

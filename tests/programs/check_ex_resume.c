@@ -98,10 +98,8 @@ TEST("parts", a_save_that_fails_for_a_while) {
     cli_shell("cmp '%s' '%s.before'", file, file);
     close(other);
     ck_assert_int_eq(stop_after(child, 6), 128 + SIGTERM);
-    ck_says(
-        cli_err,
-        "c' is not written now, one of before stays, and the next save tries again: cannot write '",
-        "by another process");
+    ck_says(cli_err, "c' is not written now, and the next save tries again: cannot write '",
+            "by another process");
     EXPECT(0, EIGHTS, "--epochs", "1000", "--steps", "8", "--resume", file, "--trace", cli_trace);
     ck_assert_int_lt(cli_number(cli_trace, "end", 1, "steps"), 8 - 5 + 1);
 }

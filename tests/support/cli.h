@@ -48,7 +48,9 @@ extern const char *const *cli_environment;
    libtorch twice. */
 extern int cli_says_nothing_of_threads;
 
-#define SMALL "--device", "cpu", "--image-size", "32", "--threads", "1", "--deterministic"
+/* MEASURED: without --deterministic. */
+#define MEASURED "--device", "cpu", "--image-size", "32", "--threads", "1"
+#define SMALL MEASURED, "--deterministic"
 
 /* food101 with 60 of its pictures, 48 of them for training, where their number is no matter. */
 #define FEW_PICTURES SMALL, "--dev-samples", "60"
