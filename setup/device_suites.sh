@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 # These include such a header too, and name the CPU.
-on_cpu='check_(mistral|snippets|recipe_snippets|shim_(arena|callbacks|dlpack|dry|follow|foreign|habits|large|map|metrics|resident|sim|trainer))'
+on_cpu='check_(ex_doctor|mistral|snippets|recipe_snippets|shim_(arena|callbacks|dlpack|dry|follow|foreign|habits|large|map|metrics|resident|sim|trainer))'
 words='suite_(device|on_|has_)'
 
 # Files of the suites, suite.h apart, in which the pattern is found.
