@@ -23,6 +23,8 @@
 
 #define FIRST_LINE "memtrain learned 2"
 
+static const int64_t MOST_BYTES = INT64_MAX / 8; /* of a line of a model */
+
 /* FNV-1a (Fowler, Noll, Vo). */
 static uint64_t checksum(const char *text, size_t length) {
     uint64_t sum = 0xcbf29ce484222325u;
@@ -54,6 +56,13 @@ static void put_limits(const mt__limits *l, int way, mt__text *out) {
     mt__put(out, " %zu\n", l->residual);
 }
 
+static void put_model(const mt_memory_model *model, mt__text *out) {
+    const mt__part *p = model->part;
+    mt__put(out, " %zu %zu %zu", model->margin, p->from, p->run);
+    for (const mt__line *l = model->lines; l < model->lines + p->count; l++)
+        mt__put(out, " %" PRId64 " %" PRId64, l->start, l->rise);
+}
+
 static void put_kind(const mt__kind *k, mt__text *out) {
     mt__put(out, "k %d %" PRId64 " %u", (int)k->key.mode, (int64_t)k->key.shape, k->key.rungs);
     mt__put(out, " %" PRId64 " %zu", (int64_t)k->family, k->length);
@@ -63,7 +72,7 @@ static void put_kind(const mt__kind *k, mt__text *out) {
         for (int way = 0; way < MT__WAYS; way++) {
             if (!r->model[way]) continue;
             mt__put(out, "m %d", way);
-            mt__memory_model_put(r->model[way], out);
+            put_model(r->model[way], out);
             mt__put(out, "\n");
         }
     }
@@ -243,11 +252,32 @@ static int take_range(reader *r) {
     return 1;
 }
 
+/* NULL where the numbers are none of a model, or when out of host memory. */
+static mt_memory_model *make_model(const int64_t *numbers, size_t count) {
+    mt_memory_model *model = NULL;
+    size_t lines = count < 5 ? 0 : (count - 3) / 2;
+    mt__line *all = lines ? mt__alloc(lines, sizeof *all) : NULL;
+    int is_one = all && count % 2 && numbers[0] >= 0 && numbers[1] > 0 && numbers[2] > 0;
+    for (size_t i = 0; is_one && i < lines; i++) {
+        all[i] = (mt__line){numbers[3 + 2 * i], numbers[4 + 2 * i]};
+        is_one = all[i].start > -MOST_BYTES && all[i].start < MOST_BYTES &&
+                 all[i].rise > -MOST_BYTES && all[i].rise < MOST_BYTES;
+    }
+    mt__part part = {0, 0, lines, 1};
+    if (is_one) {
+        part.from = (size_t)numbers[1];
+        part.run = (size_t)numbers[2];
+        model = mt__memory_model_of(all, &part, (size_t)numbers[0]);
+    }
+    mt__free(all);
+    return model;
+}
+
 static int take_model(reader *r) {
     mt__kind *k = r->kind;
     if (r->count < 2 || (uint64_t)r->numbers[0] >= MT__WAYS || !k->ranges) return 0;
     mt_memory_model **model = &k->range[k->ranges - 1].model[r->numbers[0]];
-    if (!*model) *model = mt__memory_model_take(r->numbers + 1, r->count - 1);
+    if (!*model) *model = make_model(r->numbers + 1, r->count - 1);
     return *model != NULL;
 }
 

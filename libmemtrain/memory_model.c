@@ -12,33 +12,11 @@
 
 #include "tuned.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* start + rise * (m - from) / run bytes. */
-typedef struct line {
-    int64_t start, rise;
-} line;
-
-/* The envelope of one sample length. */
-typedef struct part {
-    size_t from;  /* samples of the smaller recording */
-    size_t run;   /* samples between the recordings */
-    size_t count; /* of lines, in rising order of rise */
-    double weight;
-} part;
-
-struct mt_memory_model {
-    size_t margin; /* bytes without a partner */
-    size_t parts;  /* 1, of weight 1; or MT__LENGTHS */
-    part part[MT__LENGTHS];
-    line lines[]; /* of all parts, one after the other */
-};
-
 static const size_t MOST_SAMPLES = (size_t)1 << 50;
-static const int64_t MOST_BYTES = INT64_MAX / 8; /* of a line that was written */
 
 /* ---- pairing --------------------------------------------------------------------------------- */
 
@@ -46,9 +24,9 @@ enum { UNPAIRED = -1 };
 
 /* Bytes of the allocations of a recording, in their order; NULL when out of host memory. */
 static size_t *list_bytes(const mt_recording *r) {
-    size_t *bytes = mt__alloc(r->allocations, sizeof *bytes), *next = bytes;
+    size_t *bytes = mt__alloc(r->allocations, sizeof *bytes);
     for (size_t i = 0; bytes && i < r->count; i++)
-        if (r->events[i].what == MT__TAKEN) *next++ = r->events[i].bytes;
+        if (r->events[i].what == MT__TAKEN) bytes[r->events[i].number] = r->events[i].bytes;
     return bytes;
 }
 
@@ -120,38 +98,24 @@ int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t 
 
 /* ---- the envelope ------------------------------------------------------------------------------ */
 
-/* The size of each allocation of the larger chunk as a line in m. Returns the bytes on either side that have no partner. */
-static size_t sizes_of_two(const size_t *small, size_t count, const mt_recording *large,
-                           const ptrdiff_t *partner, line *out) {
-    size_t unpaired = 0;
-    for (size_t i = 0; i < count; i++) unpaired += small[i];
-    for (size_t e = 0; e < large->count; e++) {
-        const mt__event *event = &large->events[e];
-        if (event->what != MT__TAKEN) continue;
-        ptrdiff_t other = partner[event->number];
-        size_t from = other == UNPAIRED ? event->bytes : small[other];
-        unpaired += other == UNPAIRED ? from : 0 - from;
-        *out++ = (line){(int64_t)from, (int64_t)event->bytes - (int64_t)from};
-    }
-    return unpaired;
-}
-
-/* The same from one recording: gradients are as large in any chunk, all else is taken to grow with the samples. */
-static void sizes_of_one(const mt_recording *r, line *out) {
-    for (size_t e = 0; e < r->count; e++) {
-        const mt__event *event = &r->events[e];
-        int64_t bytes = (int64_t)event->bytes;
-        if (event->what == MT__TAKEN) *out++ = (line){bytes, event->handed_over ? 0 : bytes};
-    }
-}
-
-/* Bytes live after each allocation, as lines in m, from the sizes of each. */
-static size_t collect(const mt_recording *r, const line *sizes, int apart, line *out) {
-    line now = {0, 0};
+/*
+ * Bytes live after each allocation, as lines in m. The size of an allocation is the line through it and its partner among the
+ * smaller bytes, or constant where it has none. Without partners gradients are constant, and all else grows with the samples.
+ * Adds what has no partner to *margin, which is the sum of the smaller bytes before. Returns the number of lines.
+ */
+static size_t collect(const mt_recording *r, const size_t *small, const ptrdiff_t *partner,
+                      int apart, mt__line *sizes, mt__line *out, size_t *margin) {
+    mt__line now = {0, 0};
     size_t count = 0;
     for (size_t e = 0; e < r->count; e++) {
         const mt__event *event = &r->events[e];
         if (event->what == MT__TAKEN) {
+            ptrdiff_t other = partner ? partner[count] : UNPAIRED;
+            size_t from = other == UNPAIRED ? event->bytes : small[other];
+            int grows = !partner && !event->handed_over;
+            int64_t rise = (int64_t)event->bytes - (grows ? 0 : (int64_t)from);
+            *margin += other == UNPAIRED ? from : 0 - from;
+            sizes[count] = (mt__line){(int64_t)from, rise};
             now.start += sizes[count].start;
             now.rise += sizes[count].rise;
             out[count++] = now;
@@ -166,7 +130,7 @@ static size_t collect(const mt_recording *r, const line *sizes, int apart, line 
 
 /* Rising rise; for equal rise the higher line first. */
 static int by_rise(const void *a, const void *b) {
-    const line *x = a, *y = b;
+    const mt__line *x = a, *y = b;
     if (x->rise != y->rise) return x->rise < y->rise ? -1 : 1;
     return (x->start < y->start) - (x->start > y->start);
 }
@@ -176,14 +140,14 @@ static int by_rise(const void *a, const void *b) {
  * is at or left of that of a and b. In double: bytes squared exceed 64 bits, and a line that is kept
  * for nothing does no harm.
  */
-static int is_hidden(const line *a, const line *b, const line *c) {
+static int is_hidden(const mt__line *a, const mt__line *b, const mt__line *c) {
     double ac = (double)(a->start - c->start) * (double)(b->rise - a->rise);
     double ab = (double)(a->start - b->start) * (double)(c->rise - a->rise);
     return ac < ab;
 }
 
 /* Keeps the upper envelope (Andrew's monotone chain) in place; returns its size. */
-static size_t envelope(line *lines, size_t count) {
+static size_t envelope(mt__line *lines, size_t count) {
     size_t kept = 0;
     qsort(lines, count, sizeof *lines, by_rise);
     for (size_t i = 0; i < count; i++) {
@@ -196,64 +160,50 @@ static size_t envelope(line *lines, size_t count) {
 
 /* ---- the model --------------------------------------------------------------------------------- */
 
-static mt_status out_of_memory(void) {
-    return mt_set_error(MT_ENOMEM, "mt_memory_model_new: out of host memory");
-}
-
 static mt_memory_model *new_model(size_t lines) {
     mt_memory_model *model = mt__alloc(1, sizeof *model + lines * sizeof *model->lines);
     if (model && mt__handle_add(model, MT__KIND_MEMORY_MODEL)) return model;
     mt__free(model);
-    out_of_memory();
     return NULL;
 }
 
-static mt_status finish(const line *lines, size_t count, size_t from, size_t run, size_t margin,
-                        mt_memory_model **out) {
-    mt_memory_model *model = new_model(count);
-    if (!model) return MT_ENOMEM;
+static mt_status out_of_memory(void) {
+    return mt_set_error(MT_ENOMEM, "mt_memory_model_new: out of host memory");
+}
+
+mt_memory_model *mt__memory_model_of(const mt__line *lines, const mt__part *part, size_t margin) {
+    mt_memory_model *model = new_model(part->count);
+    if (!model) return NULL;
     model->margin = margin;
     model->parts = 1;
-    model->part[0] = (part){from, run, count, 1};
-    memcpy(model->lines, lines, count * sizeof *lines);
-    *out = model;
-    return MT_OK;
+    model->part[0] = *part;
+    memcpy(model->lines, lines, part->count * sizeof *lines);
+    return model;
 }
 
-static mt_status from_one(const mt_recording *r, int apart, mt_memory_model **out) {
-    line *lines = mt__alloc(2 * r->allocations + 1, sizeof *lines);
-    if (!lines) return out_of_memory();
-    line *sizes = lines + r->allocations + 1;
-    sizes_of_one(r, sizes);
-    size_t count = collect(r, sizes, apart, lines);
-    lines[count++] = (line){(int64_t)mt__recording_peak(r, apart), 0}; /* for fewer samples */
-    mt_status status = finish(lines, envelope(lines, count), r->samples, r->samples, 0, out);
-    mt__free(lines);
-    return status;
-}
-
-static mt_status from_two(const mt_recording *small, const mt_recording *large, int apart,
-                          mt_memory_model **out) {
-    ptrdiff_t *partner = mt__alloc(large->allocations, sizeof *partner);
-    line *lines = mt__alloc(2 * large->allocations, sizeof *lines),
-         *sizes = lines + large->allocations;
-    size_t *bytes = list_bytes(small);
-    int done = partner && lines && bytes ? mt__pair_up(small, large, partner) : 0;
-    mt_status status = MT_ENOMEM;
-    if (done > 0) {
-        size_t unpaired = sizes_of_two(bytes, small->allocations, large, partner, sizes);
-        size_t count = envelope(lines, collect(large, sizes, apart, lines));
-        status =
-            finish(lines, count, small->samples, large->samples - small->samples, unpaired, out);
-    } else if (done < 0) {
-        status = from_one(large, apart, out);
-    } else {
-        out_of_memory();
+mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
+                               mt_memory_model **out) {
+    const mt_recording *r = large ? large : small;
+    ptrdiff_t *partner = large ? mt__alloc(large->allocations, sizeof *partner) : NULL;
+    size_t *bytes = large ? list_bytes(small) : NULL, margin = 0;
+    mt__line *lines = mt__alloc(2 * r->allocations + 1, sizeof *lines);
+    int pairs = !large ? -1 : partner && bytes ? mt__pair_up(small, large, partner) : 0;
+    *out = NULL;
+    if (lines && pairs) {
+        mt__part part = {r->samples, r->samples, 0, 1};
+        if (pairs > 0) part.run = large->samples - (part.from = small->samples);
+        for (size_t i = 0; pairs > 0 && i < small->allocations; i++) margin += bytes[i];
+        part.count = collect(r, bytes, pairs > 0 ? partner : NULL, apart,
+                             lines + r->allocations + 1, lines, &margin);
+        if (pairs < 0) /* for fewer samples */
+            lines[part.count++] = (mt__line){(int64_t)mt__recording_peak(r, apart), 0};
+        part.count = envelope(lines, part.count);
+        *out = mt__memory_model_of(lines, &part, pairs > 0 ? margin : 0);
     }
     mt__free(partner);
-    mt__free(lines);
     mt__free(bytes);
-    return status;
+    mt__free(lines);
+    return *out ? MT_OK : out_of_memory();
 }
 
 static mt_status check_recording(const mt_recording *r, const char *name) {
@@ -263,11 +213,6 @@ static mt_status check_recording(const mt_recording *r, const char *name) {
               "mt_memory_model_new: recording '%s' is incomplete: host memory ran out", name);
     MT__CHECK(r->allocations > 0, "mt_memory_model_new: recording '%s' is empty", name);
     return MT_OK;
-}
-
-mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
-                               mt_memory_model **out) {
-    return large ? from_two(small, large, apart, out) : from_one(small, apart, out);
 }
 
 mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *large,
@@ -284,30 +229,6 @@ mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *lar
     return mt__memory_model_new(small, large, 0, out);
 }
 
-void mt__memory_model_put(const mt_memory_model *model, mt__text *out) {
-    const part *p = model->part;
-    mt__put(out, " %zu %zu %zu", model->margin, p->from, p->run);
-    for (const line *l = model->lines; l < model->lines + p->count; l++)
-        mt__put(out, " %" PRId64 " %" PRId64, l->start, l->rise);
-}
-
-mt_memory_model *mt__memory_model_take(const int64_t *numbers, size_t count) {
-    mt_memory_model *model = NULL;
-    size_t lines = count < 5 ? 0 : (count - 3) / 2;
-    line *all = lines ? mt__alloc(lines, sizeof *all) : NULL;
-    int is_one = all && count % 2 && numbers[0] >= 0 && numbers[1] > 0 && numbers[2] > 0;
-    for (size_t i = 0; is_one && i < lines; i++) {
-        all[i] = (line){numbers[3 + 2 * i], numbers[4 + 2 * i]};
-        is_one = all[i].start > -MOST_BYTES && all[i].start < MOST_BYTES &&
-                 all[i].rise > -MOST_BYTES && all[i].rise < MOST_BYTES;
-    }
-    if (is_one)
-        (void)!finish(all, lines, (size_t)numbers[1], (size_t)numbers[2], (size_t)numbers[0],
-                      &model);
-    mt__free(all);
-    return model;
-}
-
 void mt_memory_model_free(mt_memory_model *model) {
     if (mt__handle_remove(model, MT__KIND_MEMORY_MODEL)) mt__free(model);
 }
@@ -315,25 +236,23 @@ void mt_memory_model_free(mt_memory_model *model) {
 mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
                                    const double weight[MT__LENGTHS], mt_memory_model **out) {
     size_t count = 0;
-    *out = NULL;
     for (int i = 0; i < MT__LENGTHS; i++) count += of[i]->part[0].count;
-    mt_memory_model *model = new_model(count);
-    if (!model) return MT_ENOMEM;
-    line *to = model->lines;
-    for (int i = 0; i < MT__LENGTHS; i++) {
-        part *p = &model->part[model->parts++];
-        *p = of[i]->part[0];
-        p->weight = weight[i];
-        memcpy(to, of[i]->lines, p->count * sizeof *to);
+    mt_memory_model *model = *out = new_model(count);
+    if (!model) return out_of_memory();
+    for (mt__line *to = model->lines; model->parts < MT__LENGTHS; model->parts++) {
+        const mt_memory_model *one = of[model->parts];
+        mt__part *p = &model->part[model->parts];
+        *p = one->part[0];
+        p->weight = weight[model->parts];
+        memcpy(to, one->lines, p->count * sizeof *to);
         to += p->count;
-        model->margin = mt__max(model->margin, of[i]->margin);
+        model->margin = mt__max(model->margin, one->margin);
     }
-    *out = model;
     return MT_OK;
 }
 
 /* Value of a line at m, rounded up, SIZE_MAX where it leaves 63 bits. */
-static size_t value_at(const part *p, const line *l, size_t samples) {
+static size_t value_at(const mt__part *p, const mt__line *l, size_t samples) {
     double steps = (double)samples - (double)p->from;
     double rough = (double)l->start + (double)l->rise * steps / (double)p->run;
     if (rough > 9e18) return SIZE_MAX;
@@ -347,18 +266,17 @@ static size_t value_at(const part *p, const line *l, size_t samples) {
     return value > 0 ? (size_t)value : 0;
 }
 
-static size_t peak_of_part(const part *p, const line *lines, size_t samples) {
-    size_t peak = 0;
-    for (size_t i = 0; i < p->count; i++) peak = mt__max(peak, value_at(p, &lines[i], samples));
-    return peak;
-}
-
 static size_t peak_of(const mt_memory_model *model, size_t samples) {
+    const mt__line *line = model->lines;
     double sum = 0;
-    if (model->parts == 1) return peak_of_part(model->part, model->lines, samples);
-    const line *lines = model->lines;
-    for (const part *p = model->part; p < model->part + MT__LENGTHS; lines += p++->count)
-        sum += p->weight * (double)peak_of_part(p, lines, samples);
+    size_t peak = 0;
+    for (const mt__part *p = model->part; p < model->part + model->parts; p++) {
+        peak = 0;
+        for (const mt__line *end = line + p->count; line < end; line++)
+            peak = mt__max(peak, value_at(p, line, samples));
+        sum += p->weight * (double)peak;
+    }
+    if (model->parts == 1) return peak; /* to the byte */
     return sum > 9e18 ? SIZE_MAX : (size_t)ceil(fmax(sum, 0));
 }
 

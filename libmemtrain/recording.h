@@ -33,6 +33,28 @@ struct mt_recording {
     int incomplete; /* host memory ran out */
 };
 
+enum { MT__LENGTHS = 3 }; /* that a length between them is told from */
+
+/* start + rise * (m - from) / run bytes of m samples, with from and run of its part. */
+typedef struct mt__line {
+    int64_t start, rise;
+} mt__line;
+
+/* The upper envelope of the lines of one sample length. */
+typedef struct mt__part {
+    size_t from;  /* samples of the smaller recording */
+    size_t run;   /* samples between the recordings */
+    size_t count; /* of lines, in rising order of rise */
+    double weight;
+} mt__part;
+
+struct mt_memory_model {
+    size_t margin; /* bytes without a partner */
+    size_t parts;  /* 1, of weight 1; or MT__LENGTHS */
+    mt__part part[MT__LENGTHS];
+    mt__line lines[]; /* of all parts, one after the other */
+};
+
 /* Forgets all events and starts anew, for a chunk of at least 1 sample. */
 void mt__recording_restart(mt_recording *recording, size_t samples);
 
@@ -58,8 +80,6 @@ size_t mt__recording_peak(const mt_recording *recording, int apart);
 mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
                                mt_memory_model **out);
 
-enum { MT__LENGTHS = 3 }; /* that a length between them is told from */
-
 /*
  * The model of a sample length between, or a little beyond, those of the given models, each of recordings: its peak is the
  * weighted sum of theirs. Nothing of them is kept.
@@ -67,11 +87,7 @@ enum { MT__LENGTHS = 3 }; /* that a length between them is told from */
 mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
                                    const double weight[MT__LENGTHS], mt_memory_model **out);
 
-/*
- * A model of recordings as numbers, of which it can be made again: margin, from, run, then start and rise of each line.
- * take returns NULL where they are none, or when out of host memory.
- */
-void mt__memory_model_put(const mt_memory_model *model, mt__text *out);
-mt_memory_model *mt__memory_model_take(const int64_t *numbers, size_t count);
+/* A model of one part. NULL when out of host memory. */
+mt_memory_model *mt__memory_model_of(const mt__line *lines, const mt__part *part, size_t margin);
 
 #endif
