@@ -5,11 +5,6 @@
 #include "policy_state.h"
 #include "tuned.h"
 
-const char *mt_phase_name(mt_phase phase) {
-    static const char *const names[] = {"begin", "accumulate", "apply", "evaluate"};
-    return (size_t)phase < sizeof names / sizeof *names ? names[phase] : "?";
-}
-
 /* Bytes that were asked for in all when the request was refused. */
 static size_t asked_in_all(const mt_oom *oom) {
     return mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
@@ -55,29 +50,26 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     *s = (mt__shortage){limit, p->steps, in_vain ? s->patience + 1 : SHORTAGE_WAIT};
 }
 
-/* Whether no smaller chunk is legal, or all of them have been in vain. */
-static int is_smallest(const mt_policy *p, const mt_oom *oom) {
-    if (!oom->chunk || p->step.resort == MT__RESORT_ALONE || p->step.try_size) return 1;
-    if (mt__policy_fixed(p, mt__max(1, p->step.samples))) return 1;
-    return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->step.samples));
-}
-
 /* The rows of the table in docs/policy.md, in its order. */
 static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
+    mt__way way = mt__policy_way(p, oom->mode);
+    size_t samples = mt__max(1, p->step.samples), least = mt__policy_attainable(p, samples);
+    size_t room = is_elsewhere(oom) ? SIZE_MAX /* not known */
+                                    : mt__policy_room(p, &oom->memory, oom->allocated_before_bytes);
+    size_t predicted = oom->chunk ? mt__kind_predict(k, way, oom->chunk) : 0;
     int explained = is_explained(p, oom);
-    size_t room = is_elsewhere(oom)
-                      ? SIZE_MAX /* not known */
-                      : mt__policy_room_beside(p, &oom->memory, oom->allocated_before_bytes),
-           predicted =
-               oom->chunk ? mt__kind_predict(k, mt__policy_way(p, oom->mode), oom->chunk) : 0;
     int is_short = is_shortage(p, k, oom, room) && (predicted || oom->refused);
     int is_known = is_short ? p->shortage.limit > 0 /* that something else has the room */
                             : is_elsewhere(oom) && p->step.cap; /* that there is too little */
     int has_cache = mt__cached(&oom->memory) > 0;
     /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
     int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
-    int cannot_shrink = oom->plan_is_fixed || is_smallest(p, oom);
+    /* No smaller chunk is legal, or all of them have been in vain. */
+    int is_last = p->step.resort == MT__RESORT_ALONE ||
+                  (p->step.resort == MT__RESORT_LARGER && !k->limits[MT__IN_PLACE].largest_ran);
+    int cannot_shrink =
+        oom->plan_is_fixed || is_last || oom->chunk <= least || mt__policy_fixed(p, samples);
 
     /* 1. Enough is enough. Clears for smaller chunks are no retries. */
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
@@ -104,8 +96,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     if (is_short)
         note_shortage(p, oom, predicted);
     else if (oom->chunk)
-        mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room,
-                      oom->refused_bytes ? mt__policy_seen_need(oom) : 0,
+        mt__kind_fail(k, way, oom->chunk, room, oom->refused_bytes ? mt__policy_seen_need(oom) : 0,
                       is_elsewhere(oom) ? NULL : p->recording);
 
     /* 6. A second set of gradients is given up before anything else is. */
@@ -123,15 +114,14 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         /* Half where nothing tells of a smaller one, but a legal chunk. */
         int is_told =
             (predicted || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short);
-        p->step.cap = is_told ? oom->chunk - 1 : oom->chunk / 2;
-        p->step.cap = mt__max(p->step.cap, mt__policy_attainable(p, mt__max(1, p->step.samples)));
+        p->step.cap = mt__max(is_told ? oom->chunk - 1 : oom->chunk / 2, least);
         t->tried = MT__NOTHING;
         return MT_ACTION_REPLAN;
     }
 
     /* 8. Rungs. An update takes no less after the whole batch alone. */
     if (oom->phase == MT_PHASE_APPLY) p->step.resort = MT__RESORT_ALONE;
-    if (!mt__rungs_take(p, oom->mode, &oom->memory)) return MT_ACTION_GIVE_UP;
+    if (!mt__rungs_take(p, oom->mode, &oom->memory, oom)) return MT_ACTION_GIVE_UP;
     *t = (mt__trouble){0, MT__NOTHING};
     return MT_ACTION_REPLAN;
 }
@@ -151,11 +141,6 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     int moved_on = p->step.moved_on && own.phase != MT_PHASE_APPLY;
     if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, MT__NOTHING};
     p->step.moved_on = 0;
-    /* A user is told of what the smallest chunk needs, not of the last resorts after it. */
-    if (p->step.resort != MT__RESORT_ALONE && !p->step.try_size) {
-        p->explained = own;
-        if (!is_explained(p, &own)) p->explained.chunk = 0;
-    }
     *out = answer(p, k, &own);
     mt__policy_end_recording(p);
     if (*out == MT_ACTION_REPLAN) p->next = MT__AFTER_OOM;

@@ -38,8 +38,8 @@ typedef struct mt__work {
     unsigned rungs_before; /* the backend's, when the step began, ... */
     double rate_before;    /* ... and its rate */
     mt_oom oom;            /* the last one */
-    char said[MT__LINE];   /* the backend's words of the one that is told of, ... */
-    size_t said_of;        /* ... and its chunk */
+    mt_oom told;           /* the one that a user is told of, ... */
+    char said[MT__LINE];   /* ... and the backend's words of it */
     size_t ruled_out;      /* samples for which there was no plan to try after it, or at all */
 } mt__work;
 

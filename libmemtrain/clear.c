@@ -4,11 +4,6 @@
 #include "policy_state.h"
 #include "tuned.h"
 
-const char *mt_clear_reason_name(mt_clear_reason reason) {
-    static const char *const names[] = {"not", "every", "evidence", "epoch", "oom"};
-    return (size_t)reason < sizeof names / sizeof *names ? names[reason] : "?";
-}
-
 mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || !memory || (unsigned)mode >= MT__MODES)
         return MT_CLEAR_NOT;

@@ -44,7 +44,7 @@ static mt__need need_of_update(const mt_trainer *t) {
 /* Of the rung that asks for least, of those that were tried; or where there was room for that, of the last. */
 static mt__need need_of(const mt_trainer *t, size_t chunk) {
     const mt_memory *memory = &t->failure.memory;
-    mt__need least = mt__policy_least_need(t->policy);
+    mt__need least = mt__policy_least_need(t->policy, t->failure.mode, chunk);
     int is_short = mt__add(memory->allocated_bytes, least.bytes) > memory->budget_bytes;
     return least.bytes && is_short ? least : mt__policy_need(t->policy, &t->failure, chunk);
 }

@@ -70,8 +70,8 @@ typedef struct mt__need {
 /* With the rungs that are taken: as predicted, or as that OOM has shown of a chunk that is no larger. */
 mt__need mt__policy_need(const mt_policy *policy, const mt_oom *oom, size_t chunk);
 
-/* The least that was known of in this step, with whatever rungs that were of no use. */
-mt__need mt__policy_least_need(const mt_policy *policy);
+/* The least that is known of one of so many samples, with whatever rungs. */
+mt__need mt__policy_least_need(const mt_policy *policy, mt_mode mode, size_t chunk);
 
 /* Bytes that the allocator holds and no tensor uses. */
 size_t mt__cached(const mt_memory *memory);

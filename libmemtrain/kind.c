@@ -5,7 +5,7 @@
 
 #include "tuned.h"
 
-mt__kind *mt__kind_new(const mt__key *key, size_t length, size_t change) {
+mt__kind *mt__kind_new(const mt__key *key, const mt_shape *shape, size_t change) {
     mt__kind *k = mt__alloc(1, sizeof *k);
     mt__times *times = mt__alloc(1, sizeof *times);
     if (!k || !times) {
@@ -13,19 +13,22 @@ mt__kind *mt__kind_new(const mt__key *key, size_t length, size_t change) {
         mt__free(times);
         return NULL;
     }
-    *times = (mt__times){.kinds = 1, .length = length};
-    k->key = *key;
-    k->length = length;
-    k->change = change;
-    k->times = times;
+    *times = (mt__times){.kinds = 1, .length = shape->length};
+    *k = (mt__kind){.key = *key,
+                    .family = shape->family,
+                    .length = shape->length,
+                    .change = change,
+                    .times = times};
     return k;
 }
 
-static void free_models(mt_memory_model *model[MT__WAYS]) {
-    for (int way = 0; way < MT__WAYS; way++) {
-        mt_memory_model_free(model[way]);
-        model[way] = NULL;
-    }
+static void free_models(mt__range *range) {
+    for (int way = 0; way < MT__WAYS; way++) mt_memory_model_free(range->model[way]);
+}
+
+void mt__kind_drop_ranges(mt__kind *k) {
+    while (k->ranges) free_models(&k->range[--k->ranges]);
+    k->is_partial = k->is_inherited = 0;
 }
 
 static void leave_times(mt__kind *k) {
@@ -35,7 +38,7 @@ static void leave_times(mt__kind *k) {
 void mt__kind_free(mt__kind *kind) {
     if (!kind) return;
     mt_recording_free(kind->first);
-    for (size_t i = 0; i < kind->ranges; i++) free_models(kind->range[i].model);
+    mt__kind_drop_ranges(kind);
     leave_times(kind);
     mt__free(kind);
 }
@@ -167,13 +170,14 @@ int mt__kind_rules_out(const mt__kind *k, mt__way way, size_t samples, size_t ro
 
 int mt__kind_has_failed(const mt__kind *k, mt__way way, size_t samples, size_t room) {
     const mt__failure *f = k->limits[way].failed;
-    return (holds(k, &f[0], room) && samples >= f[0].chunk) ||
-           (holds(k, &f[1], room) && samples >= f[1].chunk);
+    for (int i = 0; i < 2; i++)
+        if (holds(k, &f[i], room) && samples >= f[i].chunk) return 1;
+    return 0;
 }
 
 void mt__kind_forget(mt__kind *k) {
-    for (int i = 0; i < 2; i++)
-        k->limits[MT__IN_PLACE].failed[i].until = k->limits[MT__APART].failed[i].until = 0;
+    for (int way = 0; way < MT__WAYS; way++)
+        for (int i = 0; i < 2; i++) k->limits[way].failed[i].until = 0;
 }
 
 /* ---- recordings -------------------------------------------------------------------------------- */
@@ -193,37 +197,14 @@ static mt_status make_range(const mt_recording *small, const mt_recording *large
         status = mt__memory_model_new(small, large, 1, &out->model[MT__APART]);
     if (status == MT_OK) return MT_OK;
     mt_log(MT_LOG_WARNING, "a recording is dropped: %s", mt_last_error());
-    free_models(out->model);
+    free_models(out);
     return status;
 }
 
-void mt__kind_drop_ranges(mt__kind *k) {
-    while (k->ranges) free_models(k->range[--k->ranges].model);
-    k->is_partial = k->is_inherited = 0;
-}
-
-static void replace_range(mt__kind *k, size_t i, const mt__range *with) {
-    free_models(k->range[i].model);
-    k->range[i] = *with;
+/* Corrections were of what was told before. */
+static void set_range(mt__kind *k, size_t i, const mt__range *range) {
+    k->range[i] = *range;
     k->limits[MT__IN_PLACE].residual = k->limits[MT__APART].residual = 0;
-}
-
-/* A range of this recording alone, which is kept until there is another of the same kernels. */
-static void begin_range(mt__kind *k, size_t at, mt_recording **recording) {
-    mt__range range;
-    if (make_range(*recording, NULL, &range) != MT_OK) return;
-    for (size_t i = k->ranges++; i > at; i--) k->range[i] = k->range[i - 1];
-    k->range[at] = (mt__range){0, 0, {NULL, NULL}};
-    replace_range(k, at, &range);
-    mt_recording_free(k->first);
-    k->first = *recording;
-    *recording = NULL;
-}
-
-/* Whether a range has predicted the peak of a size that is none of its own. */
-static int bears_out(const mt__range *r, const mt_recording *recording) {
-    return is_near(told_by(r->model[MT__IN_PLACE], recording->samples),
-                   mt__recording_peak(recording, 0));
 }
 
 /* Whether two recordings are of the same kernels: they foretell of the larger one little more than it has. */
@@ -235,44 +216,42 @@ static int agree(const mt__kind *k, const mt__range *both, const mt_recording *s
     return small->samples > 1 && !is_changed && told <= mt__add(peak, peak / NEARLY);
 }
 
-/* Makes the only recording of a range and this one its two. Returns 0 where kernels have changed between them. */
-static int join(mt__kind *k, size_t i, const mt_recording *other) {
-    mt__range both;
-    int is_larger = other->samples > k->first->samples;
-    const mt_recording *small = is_larger ? k->first : other, *large = is_larger ? other : k->first;
-    if (make_range(small, large, &both) != MT_OK) return 1;
-    if (!agree(k, &both, small, large)) {
-        free_models(both.model);
-        return 0;
-    }
-    replace_range(k, i, &both);
-    mt_recording_free(k->first);
-    k->first = NULL;
-    return 1;
-}
-
-/* A recording of a size that no range speaks for. */
+/* A recording of a size that no range speaks for. It is the second one of a range, or bears it out, or begins another one. */
 static void take_recording(mt__kind *k, mt_recording **recording) {
-    const mt_recording *r = *recording;
+    const mt_recording *r = *recording, *first = k->first;
+    mt__range range;
     if (k->is_partial) mt__kind_drop_ranges(k);
-    if (!k->ranges) {
-        begin_range(k, 0, recording);
+    size_t at = k->ranges ? range_of(k, r->samples) : 0;
+    mt__range *old = &k->range[at];
+    if (k->ranges && first && first->samples == old->from) {
+        int is_larger = r->samples > first->samples;
+        const mt_recording *small = is_larger ? first : r, *large = is_larger ? r : first;
+        if (make_range(small, large, &range) != MT_OK) return;
+        if (agree(k, &range, small, large)) {
+            free_models(old);
+            set_range(k, at, &range);
+            mt_recording_free(k->first);
+            k->first = NULL;
+            return;
+        }
+        free_models(&range);
+    } else if (k->ranges &&
+               is_near(told_by(old->model[MT__IN_PLACE], r->samples), mt__recording_peak(r, 0))) {
+        old->top = mt__max(old->top, r->samples);
+        old->from = mt__min(old->from, r->samples);
         return;
     }
-    size_t i = range_of(k, r->samples);
-    mt__range *range = &k->range[i];
-    int is_above = r->samples > range->top,
-        is_single = k->first && k->first->samples == range->from;
-    if (!is_single && bears_out(range, r)) {
-        range->top = mt__max(range->top, r->samples);
-        range->from = mt__min(range->from, r->samples);
+    if (k->ranges == MT__RANGES) { /* the last one speaks for the others, well or badly */
+        old->top = mt__max(old->top, r->samples);
         return;
     }
-    if (is_single && join(k, i, r)) return;
-    if (k->ranges == MT__RANGES) /* it is the last one that speaks for them, well or badly */
-        range->top = mt__max(range->top, r->samples);
-    else
-        begin_range(k, i + (size_t)is_above, recording);
+    if (make_range(r, NULL, &range) != MT_OK) return;
+    at += k->ranges && r->samples > old->top;
+    for (size_t i = k->ranges++; i > at; i--) k->range[i] = k->range[i - 1];
+    set_range(k, at, &range);
+    mt_recording_free(k->first);
+    k->first = *recording;
+    *recording = NULL;
 }
 
 /* ---- what is learnt ---------------------------------------------------------------------------- */
@@ -281,6 +260,18 @@ void mt__kind_begin(mt__kind *k) {
     k->plans++;
     k->times->sizes.batches++;
     for (int way = 0; way < MT__WAYS; way++) k->limits[way].residual /= 2;
+}
+
+/* A chunk went through in that room; 0: not known. */
+static void note_run(mt__limits *l, size_t samples, size_t room, uint64_t plans) {
+    /* As large as what failed, in no more room or later: it was not the size, or is no more. */
+    for (mt__failure *f = l->failed; f < l->failed + 2; f++)
+        if (samples >= f->chunk && (plans >= f->until || room <= f->room)) f->chunk = 0;
+    if (!room) return;
+    int is_tighter = samples == l->largest_ran && room < l->proven_room;
+    if (samples > l->largest_ran || is_tighter) l->proven_room = room;
+    l->largest_ran = mt__max(l->largest_ran, samples);
+    if (!l->smallest_ran || samples < l->smallest_ran) l->smallest_ran = samples;
 }
 
 static void note_peak(mt__limits *l, size_t samples, size_t peak) {
@@ -294,50 +285,24 @@ static void note_peak(mt__limits *l, size_t samples, size_t peak) {
     }
 }
 
-/* As large as what failed goes through, in no more room or later: it was not the size, or is no more. */
-static void reassure(mt__failure *f, size_t samples, size_t room, uint64_t plans) {
-    if (samples >= f->chunk && (plans >= f->until || room <= f->room)) f->chunk = 0;
-}
-
-static void note_run(mt__limits *l, size_t samples, size_t room) {
-    int is_larger = samples > l->largest_ran, is_same = samples == l->largest_ran;
-    if (room && (is_larger || (is_same && room < l->proven_room))) l->proven_room = room;
-    if (room) l->largest_ran = mt__max(l->largest_ran, samples);
-    if (room && (!l->smallest_ran || samples < l->smallest_ran)) l->smallest_ran = samples;
-}
-
-/* What other lengths told of it is dropped where it is not so: kernels are others. */
-static void check_inherited(mt__kind *k, mt__way way, size_t samples, size_t peak) {
-    if (!k->is_inherited || !peak || !mt__kind_is_recorded(k, way)) return;
-    if (!is_near(mt__kind_recorded(k, way, samples), peak)) mt__kind_drop_ranges(k);
-}
-
 void mt__kind_learn(mt__kind *k, mt__way way, size_t samples, size_t peak, size_t room,
                     mt_recording **recording) {
     const mt_recording *r = *recording;
     k->has_run = 1;
-    check_inherited(k, way, samples, peak);
+    /* What other lengths told of it is dropped where it is not so: kernels are others. */
+    if (k->is_inherited && peak && mt__kind_is_recorded(k, way) &&
+        !is_near(mt__kind_recorded(k, way, samples), peak))
+        mt__kind_drop_ranges(k);
     int is_whole = r && !r->incomplete && r->allocations && r->samples == samples;
     if (is_whole && (way == MT__IN_PLACE || r->handed_over)) take_recording(k, recording);
     /* What a chunk needs with gradients apart it needs at most with them in place. */
     for (int i = 0; i <= (int)way; i++) {
-        mt__limits *l = &k->limits[i];
-        note_run(l, samples, room);
-        for (int j = 0; j < 2; j++) reassure(&l->failed[j], samples, room, k->plans);
-        if (peak && !mt__kind_is_recorded(k, (mt__way)i)) note_peak(l, samples, peak);
+        note_run(&k->limits[i], samples, room, k->plans);
+        if (peak && !mt__kind_is_recorded(k, (mt__way)i)) note_peak(&k->limits[i], samples, peak);
     }
     if (!peak || !mt__kind_is_recorded(k, way)) return;
     size_t told = mt__kind_recorded(k, way, samples), *residual = &k->limits[way].residual;
     if (peak > told) *residual = mt__max(*residual, peak - told);
-}
-
-/* A chunk that was cut short at the first request for which there was no room: it needs what it had at least. */
-static void take_partial(mt__kind *k, mt_recording *recording) {
-    mt__range range;
-    if (k->ranges || !recording || recording->incomplete || !recording->allocations) return;
-    if (make_range(recording, NULL, &range) != MT_OK) return;
-    k->range[0] = range;
-    k->ranges = k->is_partial = 1;
 }
 
 void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t need,
@@ -349,7 +314,10 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
         k->too_small = mt__max(k->too_small, samples);
         return;
     }
-    if (way == MT__IN_PLACE) take_partial(k, recording);
+    /* It was cut short at the first request for which there was no room: it needs what it had at least. */
+    if (way == MT__IN_PLACE && !k->ranges && recording && !recording->incomplete &&
+        recording->allocations && make_range(recording, NULL, &k->range[0]) == MT_OK)
+        k->ranges = k->is_partial = 1;
     size_t told = mt__kind_predict(k, way, samples),
            least = mt__max(need, room == SIZE_MAX ? 0 : room + 1);
     int is_again = k->plans < f->until && samples < f->chunk; /* the smaller chunk fails too */

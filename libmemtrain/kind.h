@@ -82,8 +82,8 @@ struct mt__kind {
     mt__seen seen;
 };
 
-/* NULL when out of host memory. length: of mt_shape; change: mt_backend_info.kernels_change. */
-mt__kind *mt__kind_new(const mt__key *key, size_t length, size_t change);
+/* NULL when out of host memory. change: mt_backend_info.kernels_change. */
+mt__kind *mt__kind_new(const mt__key *key, const mt_shape *shape, size_t change);
 void mt__kind_free(mt__kind *kind); /* NULL is a no-op */
 
 /* ---- what is asked ---- */

@@ -6,26 +6,18 @@
 
 /* ---- kinds ------------------------------------------------------------------------------------- */
 
-/* A smaller batch changes no chunk, so it is no kind of its own. */
-static mt__key key_of(const mt_policy *p, mt_mode mode, unsigned rungs) {
-    return (mt__key){mode, p->shape.id, rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)};
-}
-
 static size_t bucket_of(const mt__key *key) {
     uint64_t hash =
         (key->shape ^ ((uint64_t)key->rungs << 1) ^ (uint64_t)key->mode) * 0x9e3779b97f4a7c15u;
     return (size_t)(hash >> 32) % MT__BUCKETS;
 }
 
-/* All are compared, whatever the first one says: kinds of one bucket differ in any. */
-static int is_same(const mt__key *a, const mt__key *b) {
-    return (a->mode == b->mode) & (a->shape == b->shape) & (a->rungs == b->rungs);
-}
-
 mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs) {
-    mt__key key = key_of(p, mode, rungs);
+    rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH); /* it changes no chunk */
+    mt__key key = {mode, p->shape.id, rungs};
     mt__kind *k = p->kinds[bucket_of(&key)];
-    while (k && !is_same(&k->key, &key)) k = k->next;
+    while (k && ((k->key.mode != mode) | (k->key.shape != key.shape) | (k->key.rungs != rungs)))
+        k = k->next;
     return k;
 }
 
@@ -45,10 +37,9 @@ static void make_place(mt_policy *p) {
 mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
     mt__kind *k = mt__policy_find_kind(p, mode, rungs);
     if (!k) {
-        mt__key key = key_of(p, mode, rungs);
-        k = mt__kind_new(&key, p->shape.length, p->info.kernels_change);
+        mt__key key = {mode, p->shape.id, rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)};
+        k = mt__kind_new(&key, &p->shape, p->info.kernels_change);
         if (!k) return NULL;
-        k->family = p->shape.family;
         if (!p->options.deterministic) mt__lengths_inherit(p, k);
         make_place(p);
         k->next = p->kinds[bucket_of(&key)];
@@ -116,51 +107,16 @@ size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {
     return is_short ? mt__min(budget, p->shortage.limit) : budget;
 }
 
-size_t mt__policy_room_beside(const mt_policy *p, const mt_memory *memory, size_t allocated) {
+size_t mt__policy_room(const mt_policy *p, const mt_memory *memory, size_t allocated) {
     size_t limit = mt__policy_limit(p, memory);
     return limit == SIZE_MAX ? limit : limit - mt__min(limit, allocated);
-}
-
-size_t mt__policy_room(const mt_policy *p, const mt_memory *memory) {
-    return mt__policy_room_beside(p, memory, memory->allocated_bytes);
 }
 
 size_t mt__policy_allocated_alone(const mt_policy *p, const mt_memory *memory) {
     return memory->allocated_bytes - mt__min(memory->allocated_bytes, p->info.gradient_bytes);
 }
 
-size_t mt__policy_room_alone(const mt_policy *p, const mt_memory *memory) {
-    return mt__policy_room_beside(p, memory, mt__policy_allocated_alone(p, memory));
-}
-
-/* ---- for reports ------------------------------------------------------------------------------- */
-
 size_t mt__policy_seen_need(const mt_oom *oom) {
     size_t asked = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
     return asked - mt__min(asked, oom->allocated_before_bytes);
-}
-
-mt__need mt__policy_need(const mt_policy *p, const mt_oom *oom, size_t chunk) {
-    size_t predicted = mt_policy_predict_bytes(p, oom->mode, chunk);
-    size_t seen =
-        oom->chunk > chunk ? 0 : mt__policy_seen_need(oom); /* a larger one asks for more */
-    return (mt__need){chunk, mt__max(seen, predicted), seen > predicted};
-}
-
-mt__need mt__policy_least_need(const mt_policy *p) {
-    return p->least_need;
-}
-
-size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
-        return 0;
-    const mt__kind *k = mt__policy_find_kind(policy, mode, policy->ladder.rungs);
-    return k && !k->is_partial ? mt__kind_predict(k, MT__IN_PLACE, samples) : 0;
-}
-
-double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
-        return 0;
-    const mt__kind *k = mt__policy_find_kind(policy, mode, policy->ladder.rungs);
-    return k ? mt__kind_seconds(k, samples) : 0;
 }

@@ -55,7 +55,6 @@ typedef enum mt__kept { MT__ADDED, MT__KEPT_APART, MT__ONLY_ONES } mt__kept;
 typedef struct mt__step {
     size_t samples;    /* of the whole batch */
     size_t cap;        /* the largest chunk for the rest of the step; 0: no cap */
-    size_t try_size;   /* a chunk that is tried though smaller ones did not fit; 0: none */
     mt__resort resort; /* that was tried last */
     int moved_on;      /* a chunk that stays went through since memory ran out */
     mt__trouble trouble;
@@ -75,13 +74,9 @@ struct mt_policy {
     mt__step step;
     uint64_t steps; /* planned so far, of either mode */
     mt__next next;
-    size_t discarded; /* samples of a chunk that the last plan runs to be taken back; 0: none */
-    size_t budget;    /* that the last plan was made for; 0: none */
-    int is_watched;   /* the budget is not enforced: a chunk went through above it */
-    mt__kept keep;    /* of the last training plan */
-    /* for reports */
-    mt_oom explained;    /* the last OOM of these rungs that was the budget's; chunk 0: none */
-    mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
+    size_t budget;  /* that the last plan was made for; 0: none */
+    int is_watched; /* the budget is not enforced: a chunk went through above it */
+    mt__kept keep;  /* of the last training plan */
     /* the ladder */
     mt__ladder ladder;
     mt__wait wait;   /* for rungs to be left */
@@ -99,12 +94,8 @@ int mt__policy_shortage_is_old(const mt_policy *policy);
 /* Bytes that may be allocated in all: the budget, or less where something else takes room; SIZE_MAX: no limit. */
 size_t mt__policy_limit(const mt_policy *policy, const mt_memory *memory);
 
-/* Those of them that are not among so many that are allocated, and those that are not allocated now. */
-size_t mt__policy_room_beside(const mt_policy *policy, const mt_memory *memory, size_t allocated);
-size_t mt__policy_room(const mt_policy *policy, const mt_memory *memory);
-
-/* The same while gradients are not held. */
-size_t mt__policy_room_alone(const mt_policy *policy, const mt_memory *memory);
+/* Those of them that are left beside so many; SIZE_MAX: no limit. */
+size_t mt__policy_room(const mt_policy *policy, const mt_memory *memory, size_t allocated);
 
 /* Bytes in use while gradients are not held. */
 size_t mt__policy_allocated_alone(const mt_policy *policy, const mt_memory *memory);
@@ -137,6 +128,18 @@ void mt__policy_end_recording(mt_policy *policy);
 /* Bytes above its start that a refused chunk had and asked for; 0: no evidence. */
 size_t mt__policy_seen_need(const mt_oom *oom);
 
+/* ---- options.c, report.c ---- */
+
+mt_status mt__policy_check_options(const mt_policy_options *options);
+
+/* Why this plan, compared with the last one if it was for a batch of this size; remembers it. */
+mt_plan_reason mt__policy_reason(const mt_policy *policy, mt__kind *kind, size_t samples,
+                                 size_t fewest, size_t chunks);
+
+/* MT_EDEVMEM, with what a chunk of so many samples would need. */
+mt_status mt__policy_does_not_fit(const mt_policy *policy, const mt__kind *kind, size_t samples,
+                                  const mt_memory *memory);
+
 /* ---- lengths.c: a new kind begins with what is known of other lengths of its family ---- */
 
 void mt__lengths_inherit(const mt_policy *policy, mt__kind *kind);
@@ -150,8 +153,12 @@ double mt__rungs_rate(const mt_policy *policy, size_t samples);
 /*
  * No chunk fits: the next thing that may help. A larger chunk, where smaller ones may need more; the whole batch
  * without an accumulator; the next rung. Returns 0 where nothing is left.
+ * @param oom  that showed it; NULL: it is known beforehand
  */
-int mt__rungs_take(mt_policy *policy, mt_mode mode, const mt_memory *memory);
+int mt__rungs_take(mt_policy *policy, mt_mode mode, const mt_memory *memory, const mt_oom *oom);
+
+/* Of a batch of so many samples, the chunk that is tried once where the smallest did not fit and nothing has run. */
+size_t mt__rungs_larger(size_t samples);
 
 /* Rungs that a run before ended with, of which those are taken that leave the numbers as they are. */
 void mt__rungs_begin_with(mt_policy *policy, unsigned rungs);

@@ -161,10 +161,8 @@ static mt_status end_here(mt_trainer *t, mt__work *w, mt_status status) {
 static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     mt_action action = MT_ACTION_GIVE_UP;
     /* A user is told of the smallest chunk, not of larger ones that were tried after it. */
-    if (!w->said[0] || w->oom.chunk <= w->said_of) {
-        snprintf(w->said, sizeof w->said, "%s", mt_last_error());
-        w->said_of = w->oom.chunk;
-    }
+    int is_told = !w->told.attempt || w->oom.chunk <= w->told.chunk;
+    if (is_told) snprintf(w->said, sizeof w->said, "%s", mt_last_error());
     w->oom.attempt++;
     w->oom.plan_is_fixed = w->forced;
     t->run.ooms++;
@@ -173,6 +171,7 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     mt_status status = mt__read_memory(t, &w->oom.memory);
     if (status == MT_OK && mt__may_go_alone(t, w)) return go_alone(t, w);
     if (w->mode == MT_TRAIN && !w->forced && !t->holding) add_gradients(t, &w->oom.memory);
+    if (is_told) w->told = w->oom;
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
     if (status != MT_OK) return status;
     mt__trace_oom(t, &w->oom, action);

@@ -272,7 +272,7 @@ static void keep_failure(mt_trainer *t, const mt__work *w) {
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     see_optimizer(t);
     t->has_failure = 1;
-    t->failure = w->oom;
+    t->failure = w->told.attempt && !w->ruled_out ? w->told : w->oom;
     t->ruled_out = w->ruled_out;
     t->failed_batch = w->batch->count;
     mt_set_error(MT_EDEVMEM, "a batch of %zu samples does not fit on %s: %s", w->batch->count,

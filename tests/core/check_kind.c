@@ -15,7 +15,7 @@ static void begin_told(size_t change) {
     mt__key key = {MT_TRAIN, 0, 0};
 
     mt__kind_free(k);
-    k = mt__kind_new(&key, 0, change);
+    k = mt__kind_new(&key, &(mt_shape){0}, change);
     ck_assert_ptr_nonnull(k);
 }
 
@@ -534,7 +534,7 @@ TEST("rest", without_host_memory) {
         ck_assert_uint_eq(counting_live(), 0);
     }
     counting_fail_at(1, 0);
-    ck_assert_ptr_null(mt__kind_new(&(mt__key){MT_TRAIN, 0, 0}, 0, 0));
+    ck_assert_ptr_null(mt__kind_new(&(mt__key){MT_TRAIN, 0, 0}, &(mt_shape){0}, 0));
 }
 
 int main(void) {

@@ -50,7 +50,7 @@ static mt__kind *other; /* that shares the times */
 
 static mt__kind *kind_of(const known *what) {
     mt__key key = {MT_TRAIN, 0, 0};
-    mt__kind *k = mt__kind_new(&key, 0, 0);
+    mt__kind *k = mt__kind_new(&key, &(mt_shape){0}, 0);
     mt_recording *none = NULL;
 
     for (int i = 0; i < 3 && what->recorded[i]; i++) {
@@ -77,7 +77,7 @@ static mt__kind *kind_of(const known *what) {
     k->learnt = what->learnt;
     k->too_small = what->too_small;
     if (what->shares) {
-        other = mt__kind_new(&key, 0, 0);
+        other = mt__kind_new(&key, &(mt_shape){0}, 0);
         mt__kind_share_times(other, k);
     }
     return k;
