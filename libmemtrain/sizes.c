@@ -20,16 +20,6 @@ static const mt__size *find(const mt__sizes *s, size_t samples) {
     return i < s->count && s->entry[i].samples == samples ? &s->entry[i] : NULL;
 }
 
-/*
- * The least of the last runs. There are so few that a size which ran often has no luckier one than a size which ran three
- * times; and they follow a machine that becomes slower for good.
- */
-static double expected(const mt__size *e) {
-    double least = e->times[0];
-    for (size_t i = 1; i < mt__min(e->runs, MT__TIMES); i++) least = fmin(least, e->times[i]);
-    return least;
-}
-
 /* A place for a new size, where it belongs in the order. */
 static mt__size *insert(mt__sizes *s, size_t samples) {
     if (s->count == MT__SIZES) {
@@ -44,13 +34,18 @@ static mt__size *insert(mt__sizes *s, size_t samples) {
     return &s->entry[i];
 }
 
+/*
+ * Expected is the least of the last runs. There are so few that a size which ran often has no luckier one than a size which
+ * ran three times; and they follow a machine that becomes slower for good.
+ */
 void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
     if (!(seconds > 0) || !isfinite(seconds) || !samples) return;
     size_t i = position(sizes, samples);
     int is_known = i < sizes->count && sizes->entry[i].samples == samples;
     mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
     e->times[e->runs++ % MT__TIMES] = seconds;
-    e->seconds = expected(e);
+    e->seconds = seconds;
+    for (i = 0; i < mt__min(e->runs, MT__TIMES); i++) e->seconds = fmin(e->seconds, e->times[i]);
     e->last_batch = sizes->batches;
 }
 
@@ -68,20 +63,15 @@ static double rate(const mt__size *e) {
     return e->seconds / (double)e->samples;
 }
 
-/* On the line through a size and the next larger one that was measured. */
-static double on_line(const mt__size *e, size_t samples) {
-    double share = ((double)samples - (double)e->samples) / (double)(e[1].samples - e->samples);
-    return e->seconds + share * (e[1].seconds - e->seconds);
-}
-
 /* Measured, or on the line between the two nearest sizes, or in proportion to the nearest. */
 static double chunk_seconds(const mt__sizes *s, size_t samples) {
     size_t i = position(s, samples);
     const mt__size *e = s->entry;
     if (i < s->count && e[i].samples == samples) return e[i].seconds;
-    if (i > 0 && i < s->count) return on_line(&e[i - 1], samples);
     e += i ? i - 1 : 0;
-    return e->seconds * (double)samples / (double)e->samples;
+    if (i == 0 || i == s->count) return e->seconds * (double)samples / (double)e->samples;
+    double share = ((double)samples - (double)e->samples) / (double)(e[1].samples - e->samples);
+    return e->seconds + share * (e[1].seconds - e->seconds);
 }
 
 double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks) {
@@ -133,17 +123,15 @@ static size_t run_size(const mt__bounds *b, size_t candidate) {
     return b->even ? mt__ceil_div(b->even, mt__ceil_div(b->even, candidate)) : candidate;
 }
 
-static int is_run(const mt__bounds *b, size_t samples) {
-    size_t c = SIZE_MAX;
-    while ((c = candidate_below(b, c)) > 0 && run_size(b, c) != samples) continue;
-    return c > 0;
-}
-
-/* Whether a size lies above a candidate that was so much slower than a smaller size that it is no use to go on. */
-static int is_beyond_cliff(const mt__sizes *s, const mt__bounds *b, size_t samples) {
+/*
+ * Whether a size lies above one that was so much slower than a smaller one that it is no use to go on: one that is known, or
+ * has run in this batch.
+ */
+static int is_beyond_cliff(const mt__sizes *s, size_t samples) {
     double best = INFINITY;
     for (const mt__size *e = s->entry; e < s->entry + s->count && e->samples < samples; e++) {
-        if (is_run(b, e->samples) && rate(e) > CLIFF * best) return 1; /* others do not run again */
+        int counts = e->runs >= KNOWN_RUNS || e->last_batch == s->batches;
+        if (counts && rate(e) > CLIFF * best) return 1;
         best = fmin(best, rate(e));
     }
     return 0;
@@ -156,7 +144,7 @@ size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t r
     for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > last;) {
         int leaves_legal = c == rest || (c < rest && rest - c >= bounds->left);
         size_t size = run_size(bounds, c);
-        if (is_due(sizes, size, best) && !is_beyond_cliff(sizes, bounds, size))
+        if (is_due(sizes, size, best) && !is_beyond_cliff(sizes, size))
             next = leaves_legal ? size : 0;
     }
     return next;

@@ -164,7 +164,7 @@ static const struct {
      16}, /* of a size that does not run again */
     /* A spike in a first run: it runs again, larger ones do not until then. */
     {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}}, 2, {4, 64, 1, 0, 0}, 60, 4, 8},
-    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}}, 2, {4, 64, 1, 0, 0}, 52, 8, 0},
+    {{{1, 4, 0.1}, {2, 8, CLIFF * 0.3}}, 2, {4, 64, 1, 0, 0}, 52, 8, 0},
     {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}, {2, 8, 0.2}}, 3, {4, 64, 1, 0, 0}, 52, 8, 16},
     /* Each until it is known. */
     {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0, 0}, 64, 0, 4},
