@@ -26,17 +26,6 @@ static int is_explained(const mt_policy *p, const mt_oom *oom) {
 }
 
 /*
- * Whether something else has room that was told to be free: what was asked for is within the limit, or there is no evidence and
- * a chunk as large went through in no more room.
- */
-static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom, size_t room) {
-    const mt__limits *l = &k->limits[mt__policy_way(p, oom->mode)];
-    if (is_elsewhere(oom)) return 0;
-    if (oom->refused) return !is_explained(p, oom);
-    return room < SIZE_MAX && oom->chunk && oom->chunk <= l->largest_ran && room >= l->proven_room;
-}
-
-/*
  * What may be allocated from now on: less than was asked for. Where a try without the limit was in vain, it is no higher than
  * before and holds longer.
  */
@@ -59,7 +48,12 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
                                     : mt__policy_room(p, &oom->memory, oom->allocated_before_bytes);
     size_t predicted = oom->chunk ? mt__kind_predict(k, way, oom->chunk) : 0;
     int explained = is_explained(p, oom);
-    int is_short = is_shortage(p, k, oom, room) && (predicted || oom->refused);
+    /* Something else has room that was told to be free: what was asked for is within the limit; or there is no evidence, */
+    /* and a chunk as large went through in no more room. */
+    const mt__limits *l = &k->limits[way];
+    int has_run = oom->chunk && oom->chunk <= l->largest_ran && room >= l->proven_room;
+    int is_short =
+        oom->refused ? !explained && !is_elsewhere(oom) : predicted && has_run && room < SIZE_MAX;
     int is_known = is_short ? p->shortage.limit > 0 /* that something else has the room */
                             : is_elsewhere(oom) && p->step.cap; /* that there is too little */
     int has_cache = mt__cached(&oom->memory) > 0;

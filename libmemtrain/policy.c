@@ -8,7 +8,6 @@
 #include "tuned.h"
 
 #include <math.h>
-#include <string.h>
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
@@ -28,15 +27,13 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
                         mt_policy **out) {
     mt_policy_options own = MT_POLICY_OPTIONS_INIT;
     mt_backend_info told = {0};
+    mt_status status = MT_OK;
     MT__CHECK(out, "mt_policy_new: out is NULL");
     *out = NULL;
-    MT__CHECK(!options || options->size >= sizeof options->size,
-              "mt_policy_new: options->size is not set; use MT_POLICY_OPTIONS_INIT");
-    if (options) mt__copy_versioned(&own, sizeof own, options, options->size);
-    mt_status status = mt__policy_check_options(&own);
-    MT__CHECK(!info || info->size >= sizeof info->size,
-              "mt_policy_new: info->size is not set; sizeof(mt_backend_info) is accepted");
-    if (info) mt__copy_versioned(&told, sizeof told, info, info->size);
+    if (options) status = mt__take_versioned(&own, sizeof own, options, "mt_policy_new", "options");
+    if (status == MT_OK) status = mt__policy_check_options(&own);
+    if (status == MT_OK && info)
+        status = mt__take_versioned(&told, sizeof told, info, "mt_policy_new", "info");
     if (status == MT_OK) status = mt__check_backend_sizes(&own, told.min_micro_batch, "");
     if (status != MT_OK) return status;
     mt_policy *p = mt__alloc(1, sizeof *p);
@@ -61,9 +58,8 @@ void mt_policy_free(mt_policy *policy) {
 /* ---- what the trainer tells -------------------------------------------------------------------- */
 
 mt_status mt_policy_begin(mt_policy *policy, const mt_shape *shape) {
-    const mt_shape none = {0};
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_begin");
-    policy->shape = shape ? *shape : none;
+    policy->shape = shape ? *shape : (mt_shape){0};
     policy->next = MT__NEXT_STEP;
     mt__policy_end_recording(policy); /* it was of another shape */
     return MT_OK;
@@ -72,13 +68,10 @@ mt_status mt_policy_begin(mt_policy *policy, const mt_shape *shape) {
 mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
     mt_backend_info now = {0};
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_describe");
-    MT__CHECK(info && info->size >= sizeof info->size,
-              "mt_policy_describe: info is NULL or has no size");
-    mt__copy_versioned(&now, sizeof now, info, info->size);
+    mt_status status = mt__take_versioned(&now, sizeof now, info, "mt_policy_describe", "info");
     int is_other = now.normalises_over_batch != policy->info.normalises_over_batch ||
                    now.min_micro_batch != policy->info.min_micro_batch;
-    mt_status status = MT_OK;
-    if (is_other)
+    if (status == MT_OK && is_other)
         status = mt__check_backend_sizes(
             &policy->options, now.min_micro_batch,
             now.normalises_over_batch ? ", since they normalise over their samples" : "");
@@ -119,32 +112,32 @@ static int can_record(const mt_policy *p) {
 /* All that a split depends on, for what a plan does not cover yet. */
 static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt__kind *k,
                           const mt_memory *memory, const mt_plan *plan) {
-    size_t rest = plan->samples - mt_plan_covered(plan), most = p->options.max_micro_batch;
-    size_t used = memory->allocated_bytes;
-    mt__facts f = {.batch = plan->samples,
-                   .rest = rest,
-                   .least = mt__policy_least(p, rest),
-                   .fixed = mt__policy_fixed(p, rest)};
-    f.most = most ? mt__max(most, mt__policy_attainable(p, rest)) : plan->samples;
-    if (p->step.cap) f.most = mt__min(f.most, p->step.cap);
-    if (p->step.resort == MT__RESORT_LARGER && !k->limits[MT__IN_PLACE].largest_ran)
-        f.size = mt__rungs_larger(rest);
-    f.ran = plan->groups ? plan->group[plan->groups - 1].samples : 0;
-    f.room = mt__policy_room(p, memory, used);
-    f.room_told = SIZE_MAX;
-    if (memory->budget_bytes && !p->is_watched)
-        f.room_told = memory->budget_bytes - mt__min(memory->budget_bytes, used);
-    f.room_alone = mt__policy_room(p, memory, mt__policy_allocated_alone(p, memory));
-    f.is_training = mode == MT_TRAIN;
-    f.can_record = can_record(p);
-    f.is_deterministic = p->options.deterministic;
-    f.normalises = p->info.normalises_over_batch && f.is_training;
-    f.all_at_once = p->info.is_told && f.is_training;
-    f.is_short = p->step.cap || plan->groups + 4 > MT_PLAN_GROUPS;
-    /* What is left of a step that has begun has the gradients before it to add to. */
-    f.may_go_alone = rest == p->step.samples && mt__policy_may_go_alone(p, mode, rest);
-    f.must_go_alone = p->step.resort == MT__RESORT_ALONE;
-    return f;
+    size_t rest = plan->samples - mt_plan_covered(plan), used = memory->allocated_bytes;
+    size_t most = p->options.max_micro_batch, cap = p->step.cap ? p->step.cap : SIZE_MAX;
+    int is_training = mode == MT_TRAIN, is_told = memory->budget_bytes && !p->is_watched;
+    int is_larger = p->step.resort == MT__RESORT_LARGER && !k->limits[MT__IN_PLACE].largest_ran;
+    if (most) most = mt__max(most, mt__policy_attainable(p, rest));
+    return (mt__facts){
+        .batch = plan->samples,
+        .rest = rest,
+        .least = mt__policy_least(p, rest),
+        .most = mt__min(most ? most : plan->samples, cap),
+        .fixed = mt__policy_fixed(p, rest),
+        .size = is_larger ? mt__rungs_larger(rest) : 0,
+        .ran = plan->groups ? plan->group[plan->groups - 1].samples : 0,
+        .room = mt__policy_room(p, memory, used),
+        .room_told =
+            is_told ? memory->budget_bytes - mt__min(memory->budget_bytes, used) : SIZE_MAX,
+        .room_alone = mt__policy_room(p, memory, mt__policy_allocated_alone(p, memory)),
+        .is_training = is_training,
+        .can_record = can_record(p),
+        .is_deterministic = p->options.deterministic,
+        .normalises = p->info.normalises_over_batch && is_training,
+        .all_at_once = p->info.is_told && is_training,
+        .is_short = p->step.cap || plan->groups + 4 > MT_PLAN_GROUPS,
+        /* What is left of a step that has begun has the gradients before it to add to. */
+        .may_go_alone = rest == p->step.samples && mt__policy_may_go_alone(p, mode, rest),
+        .must_go_alone = p->step.resort == MT__RESORT_ALONE};
 }
 
 /* Splits what a plan does not cover yet, or the first part of that. */
@@ -230,10 +223,12 @@ static void note_plan(mt_policy *p, mt_mode mode, const mt_memory *memory, const
     p->keep = plan->alone ? MT__ONLY_ONES : plan->keep ? MT__KEPT_APART : MT__ADDED;
 }
 
-static mt_status check(const mt_policy *policy, mt_mode mode, const char *function) {
+/* The checks of a call, and its struct. */
+static mt_status enter(const mt_policy *policy, mt_mode mode, const char *function, void *own,
+                       size_t size, const void *theirs, const char *name) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, function);
     MT__CHECK((unsigned)mode < MT__MODES, "%s: mode is %d", function, (int)mode);
-    return MT_OK;
+    return own ? mt__take_versioned(own, size, theirs, function, name) : MT_OK;
 }
 
 mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const mt_memory *memory,
@@ -242,9 +237,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     mt_memory own = {0};
     MT__CHECK(out, "mt_policy_plan: out is NULL");
     *out = (mt_plan){.size = sizeof *out};
-    mt_status status = check(p, mode, "mt_policy_plan");
-    if (status == MT_OK)
-        status = mt__take_versioned(&own, sizeof own, memory, "mt_policy_plan", "memory");
+    mt_status status = enter(p, mode, "mt_policy_plan", &own, sizeof own, memory, "memory");
     if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
     if (p->next == MT__NEXT_STEP) { /* what the step before left behind is over */
@@ -272,9 +265,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
 mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *memory,
                            mt_plan *plan) {
     mt_memory own = {0};
-    mt_status status = check(policy, mode, "mt_policy_extend");
-    if (status == MT_OK)
-        status = mt__take_versioned(&own, sizeof own, memory, "mt_policy_extend", "memory");
+    mt_status status = enter(policy, mode, "mt_policy_extend", &own, sizeof own, memory, "memory");
     if (status != MT_OK) return status;
     MT__CHECK(plan, "mt_policy_extend: plan is NULL");
     MT__CHECK(plan->size >= sizeof *plan, "mt_policy_extend: plan is not of mt_policy_plan");
@@ -305,9 +296,7 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
 mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
                             size_t allocated_before, const mt_chunk_result *result) {
     mt_chunk_result own = {0};
-    mt_status status = check(policy, mode, "mt_policy_observe");
-    if (status == MT_OK)
-        status = mt__take_versioned(&own, sizeof own, result, "mt_policy_observe", "result");
+    mt_status status = enter(policy, mode, "mt_policy_observe", &own, sizeof own, result, "result");
     if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_observe: samples is 0");
     mt_policy *p = policy;
@@ -336,13 +325,12 @@ int mt_policy_wants_seconds(const mt_policy *policy, mt_mode mode, size_t sample
 
 mt_status mt_policy_observe_seconds(mt_policy *policy, mt_mode mode, size_t samples,
                                     double seconds) {
-    mt_status status = check(policy, mode, "mt_policy_observe_seconds");
+    mt_status status = enter(policy, mode, "mt_policy_observe_seconds", NULL, 0, NULL, NULL);
     if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_observe_seconds: samples is 0");
     mt_policy *p = policy;
-    if (!(seconds > 0) || !isfinite(seconds)) return MT_OK;
+    if (!(seconds > 0) || !isfinite(seconds) || p->options.deterministic) return MT_OK;
     mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs); /* there since it was planned */
-    if (p->options.deterministic) return MT_OK;
     p->clear_credit += seconds / HUNDREDTH;
     if (k) mt__kind_note_time(k, samples, seconds);
     return MT_OK;
