@@ -62,8 +62,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     /* No smaller chunk is legal, or all of them have been in vain. */
     int is_last = p->step.resort == MT__RESORT_ALONE ||
                   (p->step.resort == MT__RESORT_LARGER && !k->limits[MT__IN_PLACE].largest_ran);
-    int cannot_shrink =
-        oom->plan_is_fixed || is_last || oom->chunk <= least || mt__policy_fixed(p, samples);
+    int cannot_shrink = oom->plan_is_fixed || is_last || oom->chunk <= least;
 
     /* 1. Enough is enough. Clears for smaller chunks are no retries. */
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;

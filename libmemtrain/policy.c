@@ -186,7 +186,7 @@ static int has_room_to_keep(const mt_policy *p, const mt__kind *k, size_t larges
 /* Fills in what a plan promises, once all is known of the chunks to come; so many of them have run. */
 static void promise(const mt_policy *p, mt_mode mode, const mt__kind *k, const mt_memory *memory,
                     size_t ran, mt_plan *plan) {
-    if (plan->discard || !plan->groups || mt_plan_covered(plan) < plan->samples) return;
+    if (plan->discard || mt_plan_covered(plan) < plan->samples) return;
     size_t largest = mt_plan_chunk(plan, ran); /* of those to come, larger ones are first */
     size_t bytes = mt__kind_predict(k, plan->alone ? MT__APART : MT__IN_PLACE, largest);
     size_t used = plan->alone ? mt__policy_allocated_alone(p, memory) : memory->allocated_bytes;

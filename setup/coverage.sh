@@ -3,7 +3,7 @@
 # and fails where a branch of what decides, or does a step, was not taken: sh setup/coverage.sh OBJ_DIR
 set -eu
 objects=$1
-decides="policy.c policy_state.c split.c answer.c kind.c sizes.c lengths.c rungs.c clear.c plan.c memory_model.c recording.c blocks.c segments.c host.c"
+decides="policy.c policy_state.c options.c report.c split.c answer.c kind.c sizes.c lengths.c rungs.c clear.c plan.c memory_model.c recording.c blocks.c segments.c host.c"
 does="trainer.c attempt.c retry.c trace.c json.c schedule.c size.c handle.c status.c"
 whole=" $decides $does "
 # What gcov prints of a file: File 'x.c', Lines executed:90.00% of 120, Branches executed:...,
