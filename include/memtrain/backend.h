@@ -215,8 +215,8 @@ typedef struct mt_chunk_result {
      * with the budget, and corrects the model by bytes. Without evidence (0) it assumes that the
      * size of the chunk did not fit.
      */
-    uint64_t refused;            /* requests refused on this thread during this call */
-    size_t refused_bytes;        /* size of the last refused request */
+    uint64_t refused;     /* requests refused on this thread during this call */
+    size_t refused_bytes; /* of the last refused request; 0: of other memory than the device's */
     size_t refused_in_use_bytes; /* allocated bytes when it was refused */
     /*
      * 1: the chunk has normalised over its samples in training mode. describe may not have known
