@@ -123,6 +123,16 @@ bool PinnedBytes::has_room(c10::DeviceType type, size_t bytes) noexcept {
     return true;
 }
 
+bool PinnedBytes::has_room_as_it_is(c10::DeviceType type, size_t bytes) noexcept {
+    size_t power = power_of(bytes);
+    std::lock_guard<std::mutex> lock(counting);
+    const Blocks &those = cache_of(type).blocks[power];
+    if (those.in_use < those.all) return true;
+    if (!cpu::hold_if_room(size_t{1} << power)) return false;
+    hold(power, -1);
+    return true;
+}
+
 PinnedBytes::~PinnedBytes() {
     std::lock_guard<std::mutex> lock(counting);
     cache_of(type_).blocks[power_].in_use--;

@@ -22,6 +22,9 @@ public:
 
     /* Whether there is room now, for what can do without. What waits is given back where that makes room. */
     static bool has_room(c10::DeviceType type, size_t bytes) noexcept;
+
+    /* The same, but what waits is left as it is, unless it is such a block. */
+    static bool has_room_as_it_is(c10::DeviceType type, size_t bytes) noexcept;
     ~PinnedBytes();
     PinnedBytes(const PinnedBytes &) = delete;
     PinnedBytes &operator=(const PinnedBytes &) = delete;

@@ -104,6 +104,8 @@ void relocate(mt_torch &torch, const Device &to) {
         torch.written = std::move(moved.written);
         torch.device = to;
         torch.device_name = to.name();
+        if (torch.staging && to.is_cpu())
+            torch.staging->clear(); /* the host needs its memory now */
     } catch (...) {
         (void)guard([&] { tell_model(*torch.model, torch.device); });
         put_back(before);

@@ -1,12 +1,14 @@
 /*
- * staging.hpp - chunks of a batch on their way to a card. They go through pinned memory on a stream of their own, so that the
+ * staging.hpp - chunks of a batch on their way to a card. They go through pinned memory on streams of their own, so that the
  * next one is copied while the card computes.
  */
 #ifndef MEMTRAIN_SHIM_STAGING_HPP
 #define MEMTRAIN_SHIM_STAGING_HPP
 
 #include <cstddef>
+#include <list>
 #include <memory>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -18,39 +20,59 @@
 namespace memtrain::shim {
 
 /*
- * Two slots of pinned memory, as large as the largest chunk so far needs. The host fills one once the card is through with the
- * chunk that was in it before, so that two chunks at most are on the card, or on their way. The CPU's budget counts the memory
- * as in use. Where that has room for one slot, chunks take turns in it; where it has none, they are not staged.
+ * What chunks take turns in. The host waits for none of it while there is room.
+ *
+ * Two streams copy, every other chunk each. A chunk's memory on the card is its stream's. When the chunk is over, that stream is
+ * told to wait for it, on the card, and the memory goes back: the stream's next copy may take it. So two chunks at most are on the
+ * card, or on their way, however far the host is ahead.
+ *
+ * A slot is pinned memory that copies are read from. When these are over it is filled again, or goes back to libtorch, where
+ * whoever needs pinned memory finds it. Where none is over there is one more, up to the chunks of a batch, if the CPU's budget has
+ * room for it as things are. Otherwise the host waits for the oldest. Where there is no room for one, chunks are not staged.
  */
 class StagingSlots {
 public:
     /* NULL for a device that is not copied to beside what it computes: the host, a simulated card, MPS. */
     static std::unique_ptr<StagingSlots> open(const Device &device);
+    ~StagingSlots() { clear(); }
     StagingSlots(const StagingSlots &) = delete;
     StagingSlots &operator=(const StagingSlots &) = delete;
 
+    /* Waits for the copies that are under way. The slots' memory goes back to libtorch. */
+    void clear() noexcept;
+
 private:
     friend class Staged;
+    struct Lane {
+        c10::Stream stream;
+        c10::Event over; /* the chunk that it has copied last */
+    };
     struct Slot {
-        explicit Slot(c10::DeviceType type) : copied(type), over(type) {}
+        explicit Slot(c10::DeviceType type) : copied(type) {}
         Pinned memory;
-        c10::Event copied, over;
+        c10::Event copied;
     };
 
-    StagingSlots(const Device &device, const c10::Stream &stream);
-    Slot *next(size_t bytes);
+    StagingSlots(const Device &device, const c10::Stream &one, const c10::Stream &other);
+    Slot *next(size_t bytes, size_t most);
+    std::list<Slot> free_slot(size_t bytes, size_t most);
+    void take_oldest(std::list<Slot> &slots);
+    bool has_room(Slot &slot, size_t bytes);
+    Lane &next_lane() { return lanes_[turn_ = 1 - turn_]; }
 
     Device device_;
-    c10::Stream stream_;
-    Slot slots_[2];
+    Lane lanes_[2];
     size_t turn_ = 0;
+    std::list<Slot> filled_; /* the oldest first; of the last ones the copies may be under way */
 };
 
-/* One chunk in a slot. It may live as long as the chunk does, or go with what has failed. */
+/* One chunk in a slot, and on the card. It lives as long as the chunk does, or goes with what has failed. */
 class Staged {
 public:
-    /* Waits until the slot is free; bytes: of all that is sent. NULL where the CPU's budget has no room for a slot. */
-    static std::unique_ptr<Staged> open(StagingSlots &staging, size_t bytes);
+    /*
+     * bytes: of all that needs room in a slot; most: slots that there may be. NULL where the CPU's budget has no room for a slot.
+     */
+    static std::unique_ptr<Staged> open(StagingSlots &staging, size_t bytes, size_t most);
     ~Staged();
     Staged(const Staged &) = delete;
     Staged &operator=(const Staged &) = delete;
@@ -61,18 +83,20 @@ public:
     /* That was all: what the card is given from now on is done after the copies. */
     void finish();
 
-    /* What a tensor takes of a slot. */
-    static size_t room(const at::Tensor &tensor);
+    /* What a tensor takes of a slot. 0: it lies in pinned memory, in that order, and is sent from there. */
+    static size_t room(const at::Tensor &tensor, at::MemoryFormat order);
 
 private:
     Staged(StagingSlots &staging, StagingSlots::Slot &slot);
     at::Tensor in_slot(const at::Tensor &tensor, at::IntArrayRef strides);
+    void keep_for_others();
 
-    StagingSlots &staging_;
-    StagingSlots::Slot &slot_;
-    c10::Stream computing_; /* of the chunk */
+    Device device_;
+    StagingSlots::Lane &lane_;
+    StagingSlots::Slot *slot_; /* until its copies are recorded; then others may fill it */
+    c10::Stream computing_;    /* of the chunk */
+    std::vector<at::Tensor> sent_;
     size_t used_ = 0;
-    bool is_sent_ = false;
 };
 
 } // namespace memtrain::shim

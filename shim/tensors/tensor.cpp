@@ -117,14 +117,23 @@ bool is_staged(const at::Tensor &part, const Placement &to) {
     return to.staging && part.is_cpu() && !part.requires_grad() && !part.is_inference();
 }
 
+at::MemoryFormat order_of(const at::Tensor &part, const Placement &to) {
+    return to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
+                                               : at::MemoryFormat::Preserve;
+}
+
+/* As many slots as the batch has chunks, so that no more than about a batch is pinned. */
 std::unique_ptr<Staged> stage(const mt_torch_batch &batch, size_t first, size_t count,
                               const Placement &to) {
-    size_t bytes = 0;
+    size_t bytes = 0, staged = 0, samples = 0;
     for (size_t i = 0; i < batch.count; i++) {
         at::Tensor part = part_of(batch, i, first, count);
-        if (is_staged(part, to)) bytes += Staged::room(part);
+        if (!is_staged(part, to)) continue;
+        bytes += Staged::room(part, order_of(part, to));
+        samples = static_cast<size_t>(batch.tensors[i]->tensor.size(0));
+        staged++;
     }
-    return bytes ? Staged::open(*to.staging, bytes) : nullptr;
+    return staged ? Staged::open(*to.staging, bytes, (samples + count - 1) / count) : nullptr;
 }
 
 /*
@@ -159,8 +168,7 @@ at::Tensor pinned_copy(const at::Tensor &part, const Device &device) {
  * through, or MPS reads it in place. What comes from a card would be read before it is there.
  */
 at::Tensor Chunk::placed(const at::Tensor &part, const Placement &to) {
-    at::MemoryFormat order = to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
-                                                                 : at::MemoryFormat::Preserve;
+    at::MemoryFormat order = order_of(part, to);
     bool is_uncounted = part.is_inference() && !to.only_counted;
     if (to.device.card || is_uncounted) return part.clone(order).to(at::device(to.device.where));
     if (staged_ && is_staged(part, to)) return staged_->send(part, order);

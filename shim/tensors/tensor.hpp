@@ -125,7 +125,7 @@ public:
 private:
     at::Tensor placed(const at::Tensor &part, const Placement &to);
 
-    std::unique_ptr<Staged> staged_;   /* or none */
+    std::unique_ptr<Staged> staged_;   /* or none; goes last, after all that has its tensors */
     at::Tensor given_[MT_TENSORS_MAX]; /* as they were made, whatever becomes of the handles */
     uint32_t versions_[MT_TENSORS_MAX];
     mt_tensor tensors_[MT_TENSORS_MAX];
