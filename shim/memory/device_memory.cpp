@@ -441,6 +441,22 @@ static void empty_pinned_caches(const Device &device) {
         if (card.index() == 0 && has_pinned_memory(card)) empty_pinned_cache(card.type());
 }
 
+/*
+ * A card on which this process has memory. Such a card may be lost since, and says so when it is waited for. One that is not used
+ * is not asked, since that would take memory of the card.
+ */
+static bool is_used(const Device &device) {
+    if (device.memory() != Memory::allocator || device.card) return false;
+    try {
+        return allocator_of(device).initialized() &&
+               at::globalContext()
+                   .getAcceleratorHooksInterface(device.type())
+                   .hasPrimaryContext(device.index());
+    } catch (const c10::Error &) {
+        return false; /* hooks of a third party that do not tell */
+    }
+}
+
 /* Runs body(device) inside the guard, for a device that can be used. */
 template <class Body>
 static mt_status with_device(const char *function, const char *name, Body &&body) {
@@ -467,7 +483,9 @@ static mt_status with_card(const char *function, const char *name, Body &&body) 
 using namespace memtrain::shim;
 
 extern "C" mt_status mt_device_check(const char *name) {
-    return with_device("mt_device_check", name, [](const Device &) {});
+    return with_device("mt_device_check", name, [](const Device &device) {
+        if (is_used(device)) synchronize(device);
+    });
 }
 
 extern "C" mt_status mt_device_count(const char *type, size_t *out) {

@@ -358,6 +358,18 @@ TEST_IF(!suite_on_mps(), "Metal tells no lost card", suite_device(), lost_card) 
     mt_card_break(0);
 }
 
+/* Nor is it one that can be used; one that is well can. */
+TEST_IF(!suite_on_mps(), "Metal tells no lost card", suite_device(), lost_card_is_told) {
+    Trainer trainer(options_of(MT_SGD));
+    ck_ok(mt_device_check(suite_device()));
+    mt_card_break(1);
+    ck_refused(mt_device_check(suite_device()), MT_ETORCH,
+               suite_on_xpu() ? "UR_RESULT_ERROR_DEVICE_LOST" : "illegal memory access");
+    ck_contains(mt_last_error(), "started anew");
+    mt_card_break(0);
+    ck_ok(mt_device_check(suite_device()));
+}
+
 /*
  * A marked chunk that is one of several brings its gradients to the block by one kernel, where a plain one has autograd add them
  * parameter by parameter, of which six have a gradient here. The update is the same.
