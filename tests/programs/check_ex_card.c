@@ -239,6 +239,32 @@ TEST("programs", profoct_in_half_precision) {
            "--test-episodes=1", "--episodes=4");
 }
 
+/*
+ * --amp auto is fp16 on whichever card computes in it, be it CUDA or not. Its scaler is then in the file. MPS, where the library does
+ * without, has none, and who asks for fp16 there is told so as any wrong flag is.
+ */
+TEST_LOOP("programs", half_precision_by_itself, (suite_on_cpu() ? LENGTH(kinds) : 1)) {
+    const char *kind = suite_on_cpu() ? kinds[_i] : suite_device();
+    const int is_mps = strcmp(kind, "mps") == 0;
+    mt_safetensors *file = NULL;
+    size_t index;
+    if (!take_card(kind))
+        return suite_skip("ex_card", "the test device cannot be loaded before all else");
+    snprintf(saved[0], sizeof saved[0], "%.400s/0.safetensors", cli_root);
+    cli_take_program("food101");
+    EXPECT(0, "--device", kind, "--amp=auto", "--image-size=64", "--batch=4", "--dev-samples=40",
+           "--steps=1", "--epochs=1", "--threads=1", "--workers=0", "--progress=off", "--save",
+           saved[0]);
+    ck_ok(mt_safetensors_open(saved[0], &file));
+    ck_assert_int_eq(mt_safetensors_find(file, "amp.scaler", &index), is_mps ? MT_EINVAL : MT_OK);
+    mt_safetensors_free(file);
+    for (int i = 0; is_mps && i < LENGTH(programs); i++) {
+        cli_take_program(programs[i].name);
+        EXPECT(2, "--device", kind, "--amp=fp16");
+        ck_contains(cli_err, "--amp: 'fp16' cannot be used on mps");
+    }
+}
+
 int main(void) {
     cli_case_named("programs");
     return suite_run_named("ex_card");

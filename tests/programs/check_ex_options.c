@@ -155,15 +155,28 @@ TEST_LOOP("accepted", devices_are_accepted, LENGTH(devices)) {
     ck_assert_str_eq(cat.flags.device, devices[_i]);
 }
 
-/* What is planned on a simulated card of CUDA is what CUDA does. */
-TEST("accepted", half_precision_is_for_cuda) {
-    static const char *const cuda[] = {"cuda", "cuda:1", "sim:cuda", "sim"};
-    static const char *const others[] = {"cpu", "mps", "sim:mps", "xpu:0", "npu"};
+/*
+ * What is planned on a simulated card of CUDA is what CUDA does. Cards that are not here have no half precision; check_ex_card asks
+ * those that are.
+ */
+TEST("accepted", half_precision_is_for_cards) {
+    static const char *const with[] = {"sim:cuda", "sim"};
+    static const char *const without[] = {"cpu", "mps", "sim:mps", "npu"};
+    ck_ok(mt_torch_init(NULL));
     ACCEPT("--amp", "auto");
-    for (int i = 0; i < LENGTH(cuda); i++)
-        ck_assert_int_eq(ex_flags_torch(&cat.flags, cuda[i]).amp, MT_FLOAT16);
-    for (int i = 0; i < LENGTH(others); i++)
-        ck_assert_int_eq(ex_flags_torch(&cat.flags, others[i]).amp, MT_DTYPE_NONE);
+    for (int i = 0; i < LENGTH(with); i++)
+        ck_assert_int_eq(ex_flags_torch(&cat.flags, with[i]).amp, MT_FLOAT16);
+    for (int i = 0; i < LENGTH(without); i++)
+        ck_assert_int_eq(ex_flags_torch(&cat.flags, without[i]).amp, MT_DTYPE_NONE);
+}
+
+TEST("refused", half_precision_is_not_for_mps) {
+    ACCEPT("--amp", "fp16");
+    ck_refused(ex_flags_check_device(&cat.flags, "mps"), MT_EINVAL,
+               "--amp: 'fp16' cannot be used on mps; accepted there: auto, off, bf16");
+    ck_ok(ex_flags_check_device(&cat.flags, "cuda"));
+    ACCEPT("--amp", "bf16");
+    ck_ok(ex_flags_check_device(&cat.flags, "mps"));
 }
 
 /* PyTorch's names for the only device of a type. */

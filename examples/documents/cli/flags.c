@@ -7,6 +7,9 @@
 #include "output.h"
 #include "processes.h"
 
+#include <memtrain/call.h>
+#include <memtrain/tensor.h>
+
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -112,10 +115,10 @@ static const ex_option rows[] = {
          "make the update of a step whose loss is infinite or not a number, which spoils the "
          "weights; without it such a step is taken back",
          .most = 1, .decides = 1),
-    FLAG(
-        "amp", EX_WORD, amp, "auto|off|bf16|fp16",
-        "mixed precision in the forward pass; fp16 has a loss scaler; auto: fp16 on CUDA, else off",
-        .words = precisions, .decides = 1),
+    FLAG("amp", EX_WORD, amp, "auto|off|bf16|fp16",
+         "mixed precision in the forward pass; fp16 has a loss scaler; auto: fp16 on a card that "
+         "computes in it, else off",
+         .words = precisions, .decides = 1),
     FLAG("channels-last", EX_WORD, channels_last, "auto|on|off",
          "pictures and weights with their channels side by side in memory, as tensor cores want "
          "it; the results have other roundings; auto: where a chunk is then faster by a twentieth",
@@ -459,14 +462,52 @@ mt_policy_options ex_flags_policy(const ex_flags *flags) {
     return options;
 }
 
-int ex_flags_is_cuda(const char *device) {
-    return strncmp(device, "cuda", 4) == 0 || strcmp(device, "sim:cuda") == 0 ||
-           strcmp(device, "sim") == 0;
+/* Tensors of a simulated card are the CPU's. */
+static int is_simulated(const char *device) {
+    return strncmp(device, "sim", 3) == 0;
+}
+
+/* A product under autocast, of the first into the second. */
+static mt_status multiply(void *user) {
+    mt_tensor *const *pair = user;
+    return mt_call_into("aten::mm", MT_VALUES(mt_value_tensor(pair[0]), mt_value_tensor(pair[0])),
+                        MT_NO_KEYWORDS, pair[1]);
+}
+
+static mt_dtype dtype_of_product(const char *device) {
+    static float numbers[8 * 8];
+    static const int64_t shape[] = {8, 8};
+    mt_tensor *here = NULL, *pair[2] = {NULL, NULL};
+    mt_tensor_info info = MT_TENSOR_INFO_INIT;
+    mt_status status = mt_tensor_from_memory(numbers, MT_FLOAT32, 2, shape, &here);
+    const char *place = is_simulated(device) ? "cpu" : device;
+    if (status == MT_OK) status = mt_tensor_copy(here, place, MT_FLOAT32, &pair[0]);
+    if (status == MT_OK) status = mt_tensor_new(&pair[1]);
+    if (status == MT_OK) status = mt_amp_autocast(device, MT_FLOAT16, multiply, pair);
+    if (status == MT_OK) status = mt_tensor_describe(pair[1], &info);
+    for (int i = 0; i < 2; i++) mt_tensor_free(pair[i]);
+    mt_tensor_free(here);
+    return status == MT_OK ? info.dtype : MT_DTYPE_NONE;
+}
+
+static int is_mps(const char *device) {
+    return strncmp(device, "mps", 3) == 0 || strcmp(device, "sim:mps") == 0;
+}
+
+int ex_flags_has_half(const char *device) {
+    if (strcmp(device, "cpu") == 0 || is_mps(device)) return 0;
+    return dtype_of_product(device) == MT_FLOAT16;
 }
 
 static mt_dtype amp_of(const ex_flags *flags, const char *device) {
     if (flags->amp != EX_AMP_AUTO) return (mt_dtype)flags->amp;
-    return ex_flags_is_cuda(device) ? MT_FLOAT16 : MT_DTYPE_NONE;
+    return ex_flags_has_half(device) ? MT_FLOAT16 : MT_DTYPE_NONE;
+}
+
+mt_status ex_flags_check_device(const ex_flags *flags, const char *device) {
+    if (flags->amp != MT_FLOAT16 || !is_mps(device) || is_simulated(device)) return MT_OK;
+    return mt_set_error(
+        MT_EINVAL, "--amp: 'fp16' cannot be used on %s; accepted there: auto, off, bf16", device);
 }
 
 double ex_flags_base_lr(const ex_flags *flags) {

@@ -136,10 +136,17 @@ mt_policy_options ex_flags_policy(const ex_flags *flags);
 mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device);
 
 /*
- * Whether it is CUDA, or a simulated card in its place, which is for planning what CUDA does. The scripts that the examples follow
- * ask for that name where they choose fp16, and so do --amp auto and --self-test. What a card is fast in nothing tells.
+ * Whether --amp auto is fp16 there, and --self-test has it: whether autocast multiplies in it on that card. That is tried, so libtorch
+ * has to be initialised. Not on MPS, where the library trains in bf16 alone, nor on the CPU, which fp16 makes slow. A simulated card
+ * of CUDA has it, so that what is planned there is what runs.
  */
-int ex_flags_is_cuda(const char *device);
+int ex_flags_has_half(const char *device);
+
+/*
+ * Whether the device takes what the flags ask it for.
+ * @return MT_OK; MT_EINVAL with a line that names the flag
+ */
+MT_NODISCARD mt_status ex_flags_check_device(const ex_flags *flags, const char *device);
 
 /* Samples below which a batch makes no chunk: --min-micro-batch, or what the network needs. */
 size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info);

@@ -240,6 +240,7 @@ mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed
     mt_status status = check_offload_dir(flags->offload_dir);
     if (status == MT_OK) status = mt_torch_init(&init);
     if (status == MT_OK) status = pick(flags, out);
+    if (status == MT_OK) status = ex_flags_check_device(flags, out->name);
     if (status == MT_OK) status = set_threads(flags, replayed, &out->threads);
     if (status == MT_OK) status = mt_torch_seed((uint64_t)flags->seed);
     if (status != MT_OK) return status;
