@@ -28,7 +28,7 @@ Counters counters;
 
 namespace {
 thread_local c10::DeviceIndex on = 0;
-thread_local c10::StreamId stream = 0;
+thread_local c10::StreamId streams[most_cards] = {};
 
 constexpr c10::StreamId most_streams = 32; /* in the pool, as CUDA's has */
 } // namespace
@@ -38,7 +38,11 @@ c10::DeviceIndex current() {
 }
 
 Stream current_stream() {
-    return stream;
+    return current_stream(on);
+}
+
+Stream current_stream(c10::DeviceIndex card) {
+    return {card, streams[card]};
 }
 
 c10::DeviceIndex exchange(c10::DeviceIndex index) {
@@ -59,7 +63,9 @@ public:
     c10::Device getDevice() const override { return {card::type, current()}; }
     void setDevice(c10::Device device) const override { exchange(device.index()); }
     void uncheckedSetDevice(c10::Device device) const noexcept override { on = device.index(); }
-    c10::Stream getStream(c10::Device device) const override { return stream_of(device, stream); }
+    c10::Stream getStream(c10::Device device) const override {
+        return stream_of(device, streams[index_of(device)]);
+    }
     c10::Stream getDefaultStream(c10::Device device) const override { return stream_of(device, 0); }
     c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
         static std::atomic<c10::StreamId> next{0};
@@ -69,32 +75,40 @@ public:
         return getStreamFromGlobalPool(device, false);
     }
     c10::Stream exchangeStream(c10::Stream next) const override {
-        return stream_of(next.device(), std::exchange(stream, next.id()));
+        return stream_of(next.device(), std::exchange(streams[index_of(next.device())], next.id()));
     }
     void destroyEvent(void *event, c10::DeviceIndex) const noexcept override { destroy(event); }
-    void record(void **event, const c10::Stream &on_it, c10::DeviceIndex,
+    /* An event is of the card that it was recorded on first, as CUDA's. */
+    void record(void **event, const c10::Stream &on_it, c10::DeviceIndex index,
                 c10::EventFlag) const override {
-        card::record(event, on_it.id());
+        TORCH_CHECK(index == -1 || index == on_it.device_index(), "Event device index ",
+                    static_cast<int>(index), " does not match recording stream's device index ",
+                    static_cast<int>(on_it.device_index()), ".");
+        card::record(event, of(on_it));
     }
     void block(void *event, const c10::Stream &other) const override {
-        card::block(event, other.id());
+        card::block(event, of(other));
     }
     bool queryEvent(void *event) const override { return is_over(event); }
     c10::DeviceIndex deviceCount() const noexcept override {
         return static_cast<c10::DeviceIndex>(count());
     }
-    bool queryStream(const c10::Stream &other) const override { return is_idle(other.id()); }
-    void synchronizeStream(const c10::Stream &other) const override { wait(other.id()); }
+    bool queryStream(const c10::Stream &other) const override { return is_idle(of(other)); }
+    void synchronizeStream(const c10::Stream &other) const override { wait(of(other)); }
     void synchronizeEvent(void *event) const override { wait_for(event); }
-    void synchronizeDevice(c10::DeviceIndex) const override { wait(); }
+    void synchronizeDevice(c10::DeviceIndex index) const override {
+        wait(index < 0 ? current() : index);
+    }
     void recordDataPtrOnStream(const c10::DataPtr &data, const c10::Stream &other) const override {
-        use_on(data.get(), other.id());
+        use_on(data.get(), of(other));
     }
 
 private:
+    static c10::DeviceIndex index_of(c10::Device device) {
+        return device.has_index() ? device.index() : current();
+    }
     static c10::Stream stream_of(c10::Device device, c10::StreamId id) {
-        c10::DeviceIndex index = device.has_index() ? device.index() : current();
-        return c10::Stream(c10::Stream::UNSAFE, c10::Device(card::type, index), id);
+        return c10::Stream(c10::Stream::UNSAFE, c10::Device(card::type, index_of(device)), id);
     }
 };
 
@@ -176,7 +190,7 @@ struct CardHooks final : MPSHooksInterface {
     explicit CardHooks(MPSHooksArgs) {}
     bool hasMPS() const override { return true; }
     bool isOnMacOSorNewer(unsigned, unsigned) const override { return true; }
-    void deviceSynchronize() const override { card::wait(); }
+    void deviceSynchronize() const override { card::wait(0); }
     void emptyCache() const override { card::empty_cache(); }
     size_t getCurrentAllocatedMemory() const override { return card::stats(0).allocated_bytes; }
     size_t getDriverAllocatedMemory() const override { return card::stats(0).reserved_bytes; }
@@ -191,7 +205,7 @@ struct CardHooks final : XPUHooksInterface {
     int32_t getGlobalIdxFromDevice(const Device &device) const override { return device.index(); }
     DeviceIndex getNumGPUs() const override { return static_cast<DeviceIndex>(card::count()); }
     DeviceIndex current_device() const override { return card::current(); }
-    void deviceSynchronize(DeviceIndex) const override { card::wait(); }
+    void deviceSynchronize(DeviceIndex index) const override { card::wait(index); }
 #elif defined(CARD_IS_OTHER)
 struct CardHooks final : PrivateUse1HooksInterface {
     DeviceIndex getCurrentDevice() const override { return card::current(); }

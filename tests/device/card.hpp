@@ -50,13 +50,27 @@ constexpr int most_cards = 4;
 /* MT_TEST_CARDS of the environment, or 1. */
 int count();
 
-/* A stream, of whichever card: no test has several at work. */
-using Stream = c10::StreamId;
+/* Each card has streams of its own. */
+struct Stream {
+    c10::DeviceIndex card = 0;
+    c10::StreamId id = 0; /* 0: the default one */
+};
+inline bool operator==(const Stream &a, const Stream &b) {
+    return a.card == b.card && a.id == b.id;
+}
+inline bool operator<(const Stream &a, const Stream &b) {
+    return a.card != b.card ? a.card < b.card : a.id < b.id;
+}
 
-/* The card, and the stream, that the calling thread is on. */
+/* The card that the calling thread is on, and its stream of that card, or of any. */
 c10::DeviceIndex current();
 Stream current_stream();
+Stream current_stream(c10::DeviceIndex card);
 c10::DeviceIndex exchange(c10::DeviceIndex index);
+
+inline Stream of(const c10::Stream &stream) {
+    return {stream.device_index(), stream.id()};
+}
 
 struct Counters {
     std::atomic<uint64_t> kernels{0}, waits{0}, event_waits{0}, to_card{0}, to_host{0}, requests{0},
@@ -133,19 +147,16 @@ private:
 /* Done when the current stream goes on, at the latest. */
 void later(std::function<void()> work);
 
-/* Done when the host waits, whatever for. */
-void when_waited_for(std::function<void()> copy);
-
 /* Before a kernel of the current stream. Failure where the card is broken. */
 void start();
 
-/* The host waits for all streams, or for one. */
-void wait();
+/* The host waits for all streams of a card, or for one. */
+void wait(c10::DeviceIndex card);
 void wait(Stream stream);
 
 /* What libtorch's guard is asked to do with events; one that was never recorded is over. */
 struct Event {
-    Stream stream = 0;
+    Stream stream;
     uint64_t work = 0, time = 0; /* what the stream was given, and when it has done it */
 };
 void record(void **event, Stream stream);
@@ -157,13 +168,19 @@ bool is_idle(Stream stream);
 
 /* An operation of a stream, the last one so far; what a stream was given so far is done, and a stream is after a point. */
 struct Point {
-    Stream stream = 0;
+    Stream stream;
     uint64_t operation = 0;
 };
 Point point_of(Stream stream);
 void finish(Stream stream);
 bool is_after(Stream stream, const Point &point);
 void check_order(const Point &written);
+
+/* Done when the host has waited for that. */
+void when_waited_for(const Point &point, std::function<void()> copy);
+
+/* What the stream is given from now on comes after what the other one was given so far. */
+void follow(Stream stream, Stream other);
 
 /*
  * What the current stream did last reads memory of the host, which has to stay as it is until the host knows that the stream is

@@ -2,6 +2,9 @@
  * check_card_clock.cpp - what the test device itself promises of streams, events and its clock: what is beside each other, who
  * forgot to wait, and memory that another stream, or MPS, still reads.
  */
+#include <cstdlib>
+#include <string>
+
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
@@ -127,6 +130,96 @@ TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(),
         ck_assert_uint_eq(streams.time(), 2000); /* of two kernels, the copy beside the second */
         ck_assert_int_eq(host[0].item().toDouble() == 3.0, is_told);
     }
+}
+
+namespace {
+
+/* Two cards, of which the thread is on the first, and numbers on each. */
+struct Cards {
+    c10::Device first{std::string(suite_device()) + ":0"},
+        second{std::string(suite_device()) + ":1"};
+    c10::impl::VirtualGuardImpl guard{first.type()};
+    at::Tensor here, there;
+    Cards() {
+        setenv("MT_TEST_CARDS", "2", 1);
+        ck_ok(mt_torch_init(nullptr));
+        here = at::ones({4}, at::device(first));
+        there = at::ones({4}, at::device(second));
+        for (c10::DeviceIndex i : {0, 1}) guard.synchronizeDevice(i);
+    }
+};
+
+} // namespace
+
+/* Who waits for another card than the one that copies finds nothing yet. */
+TEST_IF(!suite_on_mps(), "there is one MPS device", suite_device(), waits_for_another_card) {
+    Cards cards;
+    at::Tensor host = at::zeros({4}).pin_memory();
+    host.copy_(cards.there, /*non_blocking=*/true);
+    cards.guard.synchronizeDevice(0);
+    cards.guard.synchronizeStream(cards.guard.getStream(cards.first));
+    (void)cards.here.add_(1)[0].item();
+    ck_assert_double_ne(host[0].item().toDouble(), 1.0);
+    cards.guard.synchronizeDevice(1);
+    ck_assert_double_eq(host[0].item().toDouble(), 1.0);
+}
+
+/* A stream of one card does not order those of another. */
+TEST_IF(!suite_on_mps(), "there is one MPS device", suite_device(), events_of_another_card) {
+    for (bool is_right : {false, true}) {
+        std::string words;
+        Cards cards;
+        c10::Stream side = cards.guard.getStreamFromGlobalPool(cards.first);
+        cards.here.add_(1);
+        cards.there.add_(1);
+        c10::Event event(cards.first.type());
+        event.record(cards.guard.getStream(is_right ? cards.first : cards.second));
+        event.block(side);
+        c10::StreamGuard on(side);
+        try {
+            ck_assert_double_eq(cards.here.sum().item().toDouble(), 8.0);
+        } catch (const c10::Error &error) {
+            words = error.what();
+        }
+        ck_assert_int_eq(words.find("has not waited for it") == std::string::npos, is_right);
+    }
+}
+
+/* A thread has a current stream of each card, and a kernel runs on that of its tensors. */
+TEST_IF(!suite_on_mps(), "there is one MPS device", suite_device(), streams_of_each_card) {
+    const mt_card_costs costs = {0, 1000, 0, 0};
+    Cards cards;
+    c10::Stream side = cards.guard.getStreamFromGlobalPool(cards.first);
+    c10::Event of_first(cards.first.type());
+    of_first.record(side);
+    std::string words;
+    try {
+        of_first.record(cards.guard.getStream(cards.second));
+    } catch (const c10::Error &error) {
+        words = error.what();
+    }
+    ck_contains(words.c_str(), "does not match recording stream's device index");
+    c10::StreamGuard on(side);
+    ck_assert(cards.guard.getStream(cards.first) == side);
+    ck_assert(cards.guard.getStream(cards.second) == cards.guard.getDefaultStream(cards.second));
+    mt_card_start_clock(&costs);
+    cards.there.add_(1);
+    cards.here.add_(1);
+    mt_card_clock clock = {};
+    cards.guard.synchronizeStream(cards.guard.getDefaultStream(cards.second));
+    mt_card_read_clock(&clock);
+    ck_assert_uint_eq(clock.host, 1000); /* of two kernels beside each other */
+    cards.guard.synchronizeDevice(0);
+}
+
+/* What is copied from card to card needs no event: both are in order. */
+TEST_IF(!suite_on_mps(), "there is one MPS device", suite_device(), copies_between_cards) {
+    Cards cards;
+    cards.here.add_(2);
+    at::Tensor copy = cards.here.to(cards.second, /*non_blocking=*/true);
+    cards.here.zero_();
+    copy.add_(1);
+    ck_assert_double_eq(copy.sum().item().toDouble(), 16.0);
 }
 
 /* The test device tells who gives memory back that MPS still reads, or hands it what would be a temporary tensor. */

@@ -71,7 +71,7 @@ struct Block {
     mt_sim_block at;
     Point written; /* by what; of a new one by all that its stream was given before */
     std::map<Stream, uint64_t> read; /* since then: the last operation of each stream */
-    Stream stream = 0;               /* that it was asked for on */
+    Stream stream;                   /* that it was asked for on */
     std::set<Stream> used_on;        /* other ones */
     std::vector<void *> left;        /* given back: events of these */
 };
@@ -176,7 +176,7 @@ void *take(size_t bytes) {
     std::unique_lock<std::recursive_mutex> lock(mutex);
     Model &card = model(index);
     release_left(card, false);
-    if (mt_sim_set_stream(card.sim, static_cast<uint64_t>(current_stream())) != MT_OK) abort();
+    if (mt_sim_set_stream(card.sim, static_cast<uint64_t>(current_stream().id)) != MT_OK) abort();
     mt_status status = request(card, bytes, block);
     if (status != MT_OK) refuse();
     if (!card.first) card.first = block.segment_address;
@@ -201,7 +201,7 @@ void check_users(const Block &block) {
         if (block.used_on.count(use.stream) || is_after(block.stream, use)) return;
         std::fprintf(stderr,
                      "test device: memory of stream %d is given back while stream %d uses it\n",
-                     static_cast<int>(block.stream), static_cast<int>(use.stream));
+                     static_cast<int>(block.stream.id), static_cast<int>(use.stream.id));
         std::abort();
     };
     check(block.written);
@@ -241,7 +241,7 @@ public:
     bool initialized() override { return counters.in_use; }
     void emptyCache(c10::MempoolId_t) override { empty_cache(); }
     void recordStream(const c10::DataPtr &data, c10::Stream stream) override {
-        use_on(data.get(), stream.id());
+        use_on(data.get(), of(stream));
     }
     void resetAccumulatedStats(c10::DeviceIndex) override {}
     void resetPeakStats(c10::DeviceIndex index) override {
@@ -309,7 +309,7 @@ private:
         std::free(block->ptr_);
     }
     void record_stream(std::optional<std::vector<Given>> &events, c10::Stream stream) override {
-        events->emplace_back(stream.id());
+        events->emplace_back(of(stream));
     }
     bool query_event(Given &event) override { return event.is_over(); }
 };
@@ -431,7 +431,7 @@ void set_share(c10::DeviceIndex index, double share) {
 }
 
 void empty_cache() {
-    wait();
+    for (int i = 0; i < count(); i++) wait(static_cast<c10::DeviceIndex>(i));
     Lock lock(mutex);
     for (int i = 0; i < count(); i++) release_left(model(static_cast<c10::DeviceIndex>(i)), false);
     for (int i = 0; i < count(); i++)

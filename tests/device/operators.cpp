@@ -92,6 +92,21 @@ c10::Device device_of(const std::optional<c10::Device> &device) {
     return {type, has_index ? device->index() : current()};
 }
 
+/* The card that is meant: that of the first of its tensors, else the one that is named. A kernel runs on the current stream of that. */
+c10::Device device_of(const c10::OperatorHandle &op, const torch::jit::Stack &stack) {
+    std::optional<c10::Device> named;
+    auto is_of_card = [](const Tensor &tensor) { return tensor.defined() && !tensor.is_cpu(); };
+    for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); i++) {
+        const c10::IValue &value = stack[i];
+        if (value.isTensor() && is_of_card(value.toTensor())) return value.toTensor().device();
+        if (value.isTensorList())
+            for (const Tensor &tensor : value.toTensorVector())
+                if (is_of_card(tensor)) return tensor.device();
+        if (value.isDevice()) named = value.toDevice();
+    }
+    return device_of(named);
+}
+
 /* ---- memory and views ---- */
 
 Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -182,7 +197,7 @@ void end_without(const char *what) {
  */
 bool is_kept_by_cache(const Tensor &tensor) {
     const void *begin = tensor.storage().data();
-    auto stream = c10::Stream(c10::Stream::UNSAFE, {type, current()}, current_stream());
+    auto stream = c10::Stream(c10::Stream::UNSAFE, {type, current()}, current_stream().id);
     return pinned_memory().record_event(const_cast<void *>(begin),
                                         tensor.storage().data_ptr().get_context(), stream);
 }
@@ -208,18 +223,33 @@ void copy_later(const Tensor &from, const Tensor &to) {
 
 /* Read when the stream goes on, and there when the host waits. On the default stream that is read at once. */
 void copy_out_later(const Tensor &from, const Tensor &to) {
-    auto read = [from = by_address(from), to = kept_till_read(to)] {
+    auto read = [from = by_address(from), to = kept_till_read(to),
+                 copy = point_of(current_stream())] {
         Uncounted uncounted;
         Plainly plainly;
         Tensor then = seen(from).clone();
         no_longer_read(to.const_data_ptr(),
                        to.nbytes()); /* the card writes there, after what it has read */
         Tensor(to).fill_(not_there_yet);
-        when_waited_for([then, to] { copy_now(then, to); });
+        when_waited_for(copy, [then, to] { copy_now(then, to); });
     };
-    if (current_stream()) return later(read);
+    if (current_stream().id) return later(read);
     start();
     read();
+}
+
+/* A kernel of the card that it is read from; streams of two cards wait for each other. */
+void copy_between(const Tensor &from, const Tensor &to) {
+    Uncounted uncounted;
+    c10::DeviceGuard guard(from.device());
+    Stream mine = current_stream(), other = current_stream(to.device().index());
+    follow(mine, other);
+    charge_kernel();
+    touch(from.const_data_ptr(), false);
+    touch(to.const_data_ptr(), true);
+    start();
+    copy_now(from, to);
+    follow(other, mine);
 }
 
 bool is_later(const Tensor &from, bool is_in) {
@@ -236,22 +266,22 @@ Tensor copy_from(const Tensor &from, const Tensor &to, bool non_blocking) {
         copy_now(from, to);
         return to;
     }
+    if (!is_in && !is_out) {
+        copy_between(from, to);
+        return to;
+    }
     Uncounted uncounted;
+    c10::DeviceGuard guard(is_in ? to.device() : from.device());
     counters.to_card += is_in;
     counters.to_host += is_out;
-    if (is_in || is_out)
-        charge_copy(is_in, from.nbytes());
-    else
-        charge_kernel();
-    if (!from.is_cpu()) touch(from.const_data_ptr(), false);
-    if (!to.is_cpu()) touch(to.const_data_ptr(), true);
-    bool goes_on = (is_in || is_out) && non_blocking && is_later(from, is_in);
-    if (goes_on) {
+    charge_copy(is_in, from.nbytes());
+    touch((is_in ? to : from).const_data_ptr(), is_in);
+    if (non_blocking && is_later(from, is_in)) {
         is_in ? copy_later(from, to) : copy_out_later(from, to);
         return to;
     }
     start();
-    if (is_in || is_out) wait(current_stream());
+    wait(current_stream());
     copy_now(from, to);
     return to;
 }
@@ -268,6 +298,7 @@ Tensor copy_from_and_resize(const Tensor &from, const Tensor &to) {
 
 at::Scalar item(const Tensor &self) {
     Uncounted uncounted;
+    c10::DeviceGuard guard(self.device());
     counters.to_host++;
     touch(self.const_data_ptr(), false);
     charge_copy(false, self.nbytes());
@@ -444,6 +475,7 @@ void sum_in_float32(const Tensor &gradient, c10::IValue &of_bias) {
 }
 
 void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
+    c10::DeviceGuard guard(device_of(op, *stack));
     Kernel kernel;
     const auto &arguments = op.schema().arguments();
     auto place = op.schema().argumentIndexWithName("generator");

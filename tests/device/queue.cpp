@@ -5,6 +5,8 @@
  * of its stream starts, or one of a stream that has waited for it, or when the host waits. So who forgets an event sees what
  * was there before. And a stream that touches what another one has written, or memory that it was given, without an event
  * after that is told so. A host that writes to what a copy reads, and has not waited for that, is told so when it waits.
+ *
+ * Each card has streams of its own. Who waits for a card, or for a stream, waits for no other one.
  */
 #include "card.hpp"
 
@@ -12,7 +14,9 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -35,6 +39,12 @@ struct Recorded : Event {
     uint64_t clock = 0; /* that its time is of */
 };
 
+/* What an operation has read of a card, and is there once the host has waited for that. */
+struct Arrival {
+    Point reader;
+    Work work;
+};
+
 /* Memory of the host that an operation reads. */
 struct Source {
     Point reader;
@@ -45,14 +55,15 @@ struct Source {
 
 std::recursive_mutex mutex; /* of all below */
 std::map<Stream, Line> lines;
-std::vector<Work> arrivals; /* what has been read of a card, and is there once the host waits */
-Points host_after;          /* what the host has waited for */
+std::vector<Arrival> arrivals;
+Points host_after; /* what the host has waited for */
 std::vector<Source> sources;
 
 mt_card_costs costs = {};
 mt_card_clock now = {};
-uint64_t clocks = 0;          /* that were started */
-uint64_t engines[2] = {0, 0}; /* when copies to the card, and those to the host, are through */
+uint64_t clocks = 0; /* that were started */
+uint64_t engines[most_cards][2] =
+    {}; /* when copies to the host, and those to the card, are through */
 
 using Lock = std::lock_guard<std::recursive_mutex>;
 
@@ -84,10 +95,16 @@ void wait_till(uint64_t time) {
     now.host = std::max(now.host, time) + costs.wait;
 }
 
+bool has_waited_for(const Point &point) {
+    return host_after[point.stream] >= point.operation;
+}
+
 void arrive() {
-    std::vector<Work> list;
-    list.swap(arrivals);
-    for (Work &work : list) work();
+    std::vector<Arrival> list, others;
+    for (Arrival &one : arrivals)
+        (has_waited_for(one.reader) ? list : others).push_back(std::move(one));
+    arrivals = std::move(others);
+    for (Arrival &one : list) one.work();
 }
 
 /* FNV-1a, by Fowler, Noll and Vo. */
@@ -101,7 +118,7 @@ uint64_t sum_of(const unsigned char *begin, size_t bytes) {
 void check_sources() {
     bool is_whole = true;
     auto is_through = [&](const Source &source) {
-        if (host_after[source.reader.stream] < source.reader.operation) return false;
+        if (!has_waited_for(source.reader)) return false;
         is_whole = is_whole && sum_of(source.begin, source.bytes) == source.sum;
         return true;
     };
@@ -132,9 +149,13 @@ uint64_t time_of(const Recorded &event) {
 
 void is_over(const Recorded &event) {
     run_up_to(lines[event.stream], event.work);
-    arrive();
     merge(host_after, event.after);
+    arrive();
     check_sources();
+}
+
+std::string name_of(const Stream &stream) {
+    return std::to_string(stream.id) + " of card " + std::to_string(stream.card);
 }
 
 } // namespace
@@ -146,9 +167,9 @@ void later(Work work) {
     line.given++;
 }
 
-void when_waited_for(Work copy) {
+void when_waited_for(const Point &point, Work copy) {
     Lock lock(mutex);
-    arrivals.push_back(std::move(copy));
+    arrivals.push_back({point, std::move(copy)});
 }
 
 void start() {
@@ -158,15 +179,16 @@ void start() {
     run_up_to(line, line.given);
 }
 
-void wait() {
+void wait(c10::DeviceIndex card) {
     counters.waits++;
     check_whole();
     Lock lock(mutex);
     uint64_t ready = 0;
     for (auto &[stream, line] : lines) {
+        if (stream.card != card) continue;
         run_up_to(line, line.given);
         ready = std::max(ready, line.ready);
-        host_after[stream] = line.operations;
+        merge(host_after, record(stream).after);
     }
     arrive();
     wait_till(ready);
@@ -250,8 +272,16 @@ bool is_after(Stream stream, const Point &point) {
 
 void check_order(const Point &written) {
     Stream mine = current_stream();
-    TORCH_CHECK(is_after(mine, written), "test device: stream ", mine, " touches memory of stream ",
-                written.stream, " and has not waited for it");
+    TORCH_CHECK(is_after(mine, written), "test device: stream ", name_of(mine),
+                " touches memory of stream ", name_of(written.stream),
+                " and has not waited for it");
+}
+
+void follow(Stream stream, Stream other) {
+    if (stream == other) return;
+    Lock lock(mutex);
+    Recorded event = record(other);
+    block(&event, stream);
 }
 
 void still_read(const void *begin, size_t bytes) {
@@ -283,7 +313,8 @@ void charge_kernel() {
 void charge_copy(bool to_card, size_t bytes) {
     Lock lock(mutex);
     Line &line = lines[current_stream()];
-    uint64_t cost = bytes * costs.copy_of_mib / (size_t{1} << 20), &engine = engines[to_card];
+    uint64_t cost = bytes * costs.copy_of_mib / (size_t{1} << 20);
+    uint64_t &engine = engines[current()][to_card];
     line.operations++;
     line.ready = engine = std::max(ready_now(line), engine) + cost;
     (to_card ? now.to_card : now.to_host) += cost;
@@ -297,7 +328,8 @@ extern "C" void mt_card_start_clock(const mt_card_costs *costs) {
     card::costs = costs ? *costs : mt_card_costs{};
     card::now = {};
     card::clocks++;
-    for (uint64_t &engine : card::engines) engine = 0;
+    for (auto &of_card : card::engines)
+        for (uint64_t &engine : of_card) engine = 0;
     for (auto &[stream, line] : card::lines) line.ready = 0;
 }
 
