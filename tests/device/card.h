@@ -37,7 +37,7 @@ MT_CARD_FUNCTION void mt_card_read(mt_card_counters *out);
 /*
  * What things cost on the clock of the test device, in nanoseconds that nobody waits for: all 0 until they are set. Each stream
  * has a timeline, and the host has one: a kernel or a copy begins when its stream is through with what it was given before, and
- * not before the host gives it. Copies to the card share an engine, those to the host another one.
+ * not before the host gives it. Copies to a card share an engine, those to the host another one.
  */
 typedef struct mt_card_costs {
     uint64_t launch;      /* of the host, for each kernel and copy that it gives */
@@ -69,8 +69,8 @@ MT_CARD_FUNCTION void mt_card_break(int broken);
 MT_CARD_FUNCTION void mt_card_lack_bfloat16(int lacks);
 
 /*
- * From now on (1) a stream may write to what another one is still reading, or give it back, as real cards let it; or (0) a write is
- * refused and giving it back ends the process, which helps to find who forgets an event or recordStream.
+ * From now on (1) a stream may touch what another one writes to or still reads, or give it back, as real cards let it; or (0) that is
+ * refused, and giving it back ends the process, which helps to find who forgets an event or recordStream.
  */
 MT_CARD_FUNCTION void mt_card_let_race(int lets);
 

@@ -3,9 +3,9 @@
  * in a process whose libtorch has no part for that type.
  *
  * So the shim, the suites and the programs run their code for cards, unmodified, on any Linux machine. What a card does that
- * the simulated ones of memtrain/sim.h do not: its memory cannot be touched by the host; copies arrive when they are waited
- * for; the backward pass runs on a thread of its own; random numbers are its own. Behind its allocator is the model of
- * memtrain/sim.h. Kernels are the CPU's, over the same memory by another address.
+ * the simulated ones of memtrain/sim.h do not: its memory cannot be touched by the host; what kernels write and copies bring is
+ * there when it is waited for; the backward pass runs on a thread of its own; random numbers are its own. Behind its allocator is
+ * the model of memtrain/sim.h. Kernels are the CPU's, over the same memory by another address. Each card has streams of its own.
  *
  * memory.cpp has the memory, counted.cpp which requests count, queue.cpp streams, events and the clock, operators.cpp
  * the kernels, card.cpp the rest of what libtorch asks of a device.
@@ -150,6 +150,10 @@ void later(std::function<void()> work);
 /* Before a kernel of the current stream. Failure where the card is broken. */
 void start();
 
+/* How much a stream was given so far, and whether so much is done. */
+uint64_t given_to(Stream stream);
+bool has_done(Stream stream, uint64_t work);
+
 /* The host waits for all streams of a card, or for one. */
 void wait(c10::DeviceIndex card);
 void wait(Stream stream);
@@ -166,13 +170,12 @@ bool is_over(void *event);
 void wait_for(void *event);
 bool is_idle(Stream stream);
 
-/* An operation of a stream, the last one so far; what a stream was given so far is done, and a stream is after a point. */
+/* An operation of a stream, the last one so far; whether a stream is after a point. */
 struct Point {
     Stream stream;
     uint64_t operation = 0;
 };
 Point point_of(Stream stream);
-void finish(Stream stream);
 bool is_after(Stream stream, const Point &point);
 void check_order(const Point &written);
 

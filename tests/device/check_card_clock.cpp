@@ -1,12 +1,18 @@
 /*
  * check_card_clock.cpp - what the test device itself promises of streams, events and its clock: what is beside each other, who
- * forgot to wait, and memory that another stream, or MPS, still reads.
+ * forgot to wait, kernels that are late, memory that another stream, or MPS, still reads, and what is of one card of two.
  */
 #include <cstdlib>
+#include <functional>
 #include <string>
 
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -102,6 +108,88 @@ TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(), f
         ck_assert_int_eq(words.find("has not waited for it") == std::string::npos, has_event);
         streams.guard.synchronizeDevice(0);
     }
+}
+
+namespace {
+
+/* Kernels that make 2 of ones: in new memory, in place, elsewhere, and in lists. */
+const std::function<at::Tensor(const at::Tensor &)> kernels[] = {
+    [](const at::Tensor &ones) { return ones.add(1); },
+    [](const at::Tensor &ones) { return ones.add_(1); },
+    [](const at::Tensor &ones) { return ones.fill_(2); },
+    [](const at::Tensor &ones) {
+        ones.view({2, -1}).t().masked_fill_(ones.view({2, -1}).t() == 1, 2);
+        return ones;
+    },
+    [](const at::Tensor &ones) {
+        at::Tensor other = at::zeros_like(ones);
+        return at::add_out(other, ones, ones);
+    },
+    [](const at::Tensor &ones) {
+        at::_foreach_add_({ones, ones.clone()}, {ones, ones});
+        return ones;
+    },
+    [](const at::Tensor &ones) { return ones.copy_(ones.add(1)); },
+    [](const at::Tensor &ones) {
+        at::Tensor mean = at::zeros_like(ones);
+        at::native_batch_norm(at::ones({2, ones.size(0)}, ones.options()).add_(1), {}, {}, mean,
+                              ones, /*training=*/true, /*momentum=*/1, /*eps=*/1e-5);
+        return mean;
+    },
+};
+
+} // namespace
+
+/* What a kernel has written is there for another stream once that has waited for an event, or the host for the kernel. */
+TEST_LOOP_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(),
+             kernels_are_late, LENGTH(kernels)) {
+    enum { NOBODY, STREAM, HOST, HOST_FOR_EVENT, KERNEL, WAYS };
+    mt_card_let_race(1);
+    for (int waits = NOBODY; waits < WAYS; waits++) {
+        Streams streams;
+        c10::Stream main = streams.guard.getStream(streams.device);
+        at::Tensor ones = at::ones({64}, at::device(streams.device));
+        at::Tensor host = at::zeros({64}).pin_memory();
+        at::Tensor result = kernels[_i](ones);
+        c10::Event event(streams.device.type());
+        event.record(main);
+        if (waits == STREAM) event.block(streams.side);
+        if (waits == HOST) streams.guard.synchronizeStream(main);
+        if (waits == HOST_FOR_EVENT) event.synchronize();
+        if (waits == KERNEL) streams.there.add_(1);
+        {
+            c10::StreamGuard on(streams.side);
+            host.copy_(result, /*non_blocking=*/true);
+        }
+        streams.guard.synchronizeStream(streams.side);
+        ck_assert_msg((host == 2).all().item().toBool() == (waits != NOBODY), "way %d: %g", waits,
+                      host[0].item().toDouble());
+        ck_assert((result == 2).all().item().toBool());
+    }
+}
+
+/* Memory that was given back has its bytes until its stream is through, though somebody else may have it by then. */
+TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(),
+        memory_that_is_used_again) {
+    Streams streams;
+    at::Tensor host = at::zeros({MiB / 4}).pin_memory();
+    c10::StreamGuard on(streams.side);
+    at::Tensor first = at::ones({MiB / 4}, at::device(streams.device));
+    streams.guard.synchronizeStream(streams.side);
+    host.copy_(first, /*non_blocking=*/true);
+    const void *before = first.const_data_ptr();
+    first = at::Tensor();
+    first = at::empty({MiB / 8}, at::device(streams.device));
+    ck_assert_ptr_eq(first.const_data_ptr(), before);
+    streams.guard.synchronizeStream(streams.side);
+    ck_assert((host == 1).all().item().toBool());
+}
+
+/* Nobody waits for it before the process ends. */
+TEST(suite_device(), work_at_the_end) {
+    Streams streams;
+    streams.there.add_(1);
+    (void)streams.copied();
 }
 
 /* Memory that another stream uses is given to nobody until that one is through, where it was said to be used there. */
@@ -220,6 +308,9 @@ TEST_IF(!suite_on_mps(), "there is one MPS device", suite_device(), copies_betwe
     cards.here.zero_();
     copy.add_(1);
     ck_assert_double_eq(copy.sum().item().toDouble(), 16.0);
+    cards.there.add_(1);
+    cards.there.copy_(cards.here.add_(5));
+    ck_assert_double_eq(cards.there.sum().item().toDouble(), 20.0);
 }
 
 /* The test device tells who gives memory back that MPS still reads, or hands it what would be a temporary tensor. */

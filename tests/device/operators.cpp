@@ -1,6 +1,7 @@
-/* operators.cpp - the kernels of a card: those of the CPU over the same memory. */
+/* operators.cpp - the kernels of a card: those of the CPU over the same memory. What they have written is there later. */
 #include "card.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/flip.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
@@ -92,17 +94,27 @@ c10::Device device_of(const std::optional<c10::Device> &device) {
     return {type, has_index ? device->index() : current()};
 }
 
+/* Those of a card. */
+std::vector<Tensor> tensors_of(const c10::IValue &value) {
+    std::vector<Tensor> list;
+    auto add = [&](const Tensor &tensor) {
+        if (tensor.defined() && !tensor.is_cpu()) list.push_back(tensor);
+    };
+    if (value.isTensor()) add(value.toTensor());
+    if (value.isTensorList())
+        for (const Tensor &tensor : value.toTensorVector()) add(tensor);
+    if (value.isOptionalTensorList())
+        for (const auto &tensor : value.toOptionalTensorVector()) add(tensor.value_or(Tensor()));
+    return list;
+}
+
 /* The card that is meant: that of the first of its tensors, else the one that is named. A kernel runs on the current stream of that. */
 c10::Device device_of(const c10::OperatorHandle &op, const torch::jit::Stack &stack) {
     std::optional<c10::Device> named;
-    auto is_of_card = [](const Tensor &tensor) { return tensor.defined() && !tensor.is_cpu(); };
     for (size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); i++) {
-        const c10::IValue &value = stack[i];
-        if (value.isTensor() && is_of_card(value.toTensor())) return value.toTensor().device();
-        if (value.isTensorList())
-            for (const Tensor &tensor : value.toTensorVector())
-                if (is_of_card(tensor)) return tensor.device();
-        if (value.isDevice()) named = value.toDevice();
+        std::vector<Tensor> tensors = tensors_of(stack[i]);
+        if (!tensors.empty()) return tensors[0].device();
+        if (stack[i].isDevice()) named = stack[i].toDevice();
     }
     return device_of(named);
 }
@@ -165,6 +177,97 @@ Tensor as_strided(const Tensor &self, c10::SymIntArrayRef size, c10::SymIntArray
     return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size),
                                              C10_AS_INTARRAYREF_SLOW(stride), number);
 }
+
+/* ---- what kernels write ---- */
+
+/*
+ * A kernel computes when it is called. What it has written is there when its stream goes on: until then the memory has what it
+ * had before.
+ */
+class Results {
+public:
+    /* That is to come there. */
+    void put(const Tensor &from, const Tensor &own) {
+        if (own.numel()) list_.emplace_back(seen(own), from);
+    }
+
+    void send() {
+        if (list_.empty()) return;
+        later([list = std::move(list_)] {
+            Uncounted uncounted;
+            Plainly plainly;
+            for (const auto &[place, from] : list) place.copy_(from);
+        });
+    }
+
+private:
+    std::vector<std::pair<Tensor, Tensor>> list_; /* a place, and numbers */
+};
+
+/* What a kernel writes to in place it is given a copy of: of one piece of memory with all of its tensors that lie there too. */
+class Copies {
+public:
+    void add(const Tensor &own, bool is_written) {
+        if (!own.numel()) return;
+        auto *at = static_cast<char *>(seen_at(own.const_data_ptr()));
+        pieces_.push_back({begin_of_line(at), at + span_of(own), is_written, {}});
+    }
+
+    /* All are known. */
+    void make() {
+        auto is_written = [](const Piece &piece) { return piece.is_written; };
+        if (std::none_of(pieces_.begin(), pieces_.end(), is_written)) return pieces_.clear();
+        std::sort(pieces_.begin(), pieces_.end(),
+                  [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
+        std::vector<Piece> joined;
+        for (const Piece &piece : pieces_)
+            if (joined.empty() || joined.back().end <= piece.begin)
+                joined.push_back(piece);
+            else
+                join(joined.back(), piece);
+        pieces_ = std::move(joined);
+        for (Piece &piece : pieces_)
+            if (piece.is_written)
+                piece.copy =
+                    at::from_blob(piece.begin, {piece.end - piece.begin}, at::kByte).clone();
+    }
+
+    /* The tensor as the kernel sees it. */
+    Tensor of(const Tensor &own) const {
+        Tensor place = seen(own);
+        auto *at = static_cast<char *>(place.data_ptr());
+        auto next = std::upper_bound(
+            pieces_.begin(), pieces_.end(), at,
+            [](const char *address, const Piece &piece) { return address < piece.begin; });
+        if (!own.numel() || next == pieces_.begin() || !(--next)->is_written) return place;
+        auto *there = static_cast<char *>(next->copy.data_ptr()) + (at - next->begin);
+        return at::from_blob(
+            there, own.sizes(), own.strides(), [copy = next->copy](void *) {}, place.options());
+    }
+
+private:
+    struct Piece {
+        char *begin, *end;
+        bool is_written;
+        Tensor copy;
+    };
+
+    /* Numbers lie in a copy as they do in the card's memory. */
+    static char *begin_of_line(char *at) { return at - reinterpret_cast<uintptr_t>(at) % 64; }
+
+    static size_t span_of(const Tensor &tensor) {
+        int64_t last = 0;
+        for (int64_t i = 0; i < tensor.dim(); i++) last += (tensor.size(i) - 1) * tensor.stride(i);
+        return static_cast<size_t>(last + 1) * tensor.itemsize();
+    }
+
+    static void join(Piece &one, const Piece &other) {
+        one.end = std::max(one.end, other.end);
+        one.is_written |= other.is_written;
+    }
+
+    std::vector<Piece> pieces_; /* in the end in order, and apart */
+};
 
 /* ---- copies ---- */
 
@@ -248,7 +351,10 @@ void copy_between(const Tensor &from, const Tensor &to) {
     touch(from.const_data_ptr(), false);
     touch(to.const_data_ptr(), true);
     start();
-    copy_now(from, to);
+    Plainly plainly;
+    Results results;
+    results.put(seen(from).clone().expand_as(to), to);
+    results.send();
     follow(other, mine);
 }
 
@@ -309,6 +415,18 @@ at::Scalar item(const Tensor &self) {
 
 /* ---- all other operators ---- */
 
+/* Schemas say which arguments a kernel writes to, but for the running figures of a batch norm in training. */
+bool writes(const c10::OperatorHandle &op, const torch::jit::Stack &stack, size_t argument) {
+    const auto &arguments = op.schema().arguments();
+    const c10::AliasInfo *alias = arguments[argument].alias_info();
+    if (alias && alias->isWrite()) return true;
+    if (op.schema().name() != "aten::native_batch_norm") return false;
+    const std::string &name = arguments[argument].name();
+    auto place = static_cast<size_t>(*op.schema().argumentIndexWithName("training"));
+    return name.rfind("running_", 0) == 0 &&
+           stack[stack.size() - arguments.size() + place].toBool();
+}
+
 /* The arguments of a call as the kernel sees them, and its results as the caller does. */
 class Call {
 public:
@@ -316,33 +434,49 @@ public:
         : op_(op), stack_(stack), device_(type, current()) {
         const auto &arguments = op.schema().arguments();
         size_t first = stack.size() - arguments.size();
+        for (size_t i = 0; i < arguments.size(); i++)
+            for (const Tensor &own : tensors_of(stack[first + i]))
+                if (!arguments[i].is_out()) copies_.add(own, writes(op, stack, i));
+        copies_.make();
         for (size_t i = 0; i < arguments.size(); i++) {
             size_t before = lowered_.size();
             stack[first + i] = arguments[i].is_out() ? lower_out(stack[first + i].toTensor())
                                                      : lower(stack[first + i]);
-            const c10::AliasInfo *alias = arguments[i].alias_info();
             for (size_t j = before; j < lowered_.size(); j++)
-                if (lowered_[j].second.numel())
-                    touch(lowered_[j].second.const_data_ptr(), alias && alias->isWrite());
+                note(lowered_[j], writes(op, stack, i));
         }
     }
 
     void run() {
         Plainly plainly;
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
-        for (const auto &[host, own] : lowered_)
-            if (host.sizes() != own.sizes() ||
-                (!counters.ignores && seen_at(own.const_data_ptr()) != host.const_data_ptr()))
-                copy_from_and_resize(host, own);
+        for (const Lowered &one : lowered_)
+            if (one.is_written || one.host.sizes() != one.own.sizes()) put(one.host, one.own);
         size_t count = op_.schema().returns().size();
         for (size_t i = stack_.size() - count; i < stack_.size(); i++) stack_[i] = raise(stack_[i]);
+        results_.send();
     }
 
 private:
+    struct Lowered {
+        Tensor host, own; /* the kernel's, the caller's */
+        bool is_written;
+    };
+
+    static void note(Lowered &one, bool is_written) {
+        one.is_written = is_written;
+        if (one.own.numel()) touch(one.own.const_data_ptr(), is_written);
+    }
+
+    void put(const Tensor &host, const Tensor &own) {
+        if (host.sizes() != own.sizes()) card::resize(own, host.sizes(), {});
+        if (!counters.ignores) results_.put(host, own);
+    }
+
     const Tensor &pair(const Tensor &host, const Tensor &own) {
         check_device(own);
-        lowered_.emplace_back(host, own);
-        return lowered_.back().first;
+        lowered_.push_back({host, own, false});
+        return lowered_.back().host;
     }
 
     /* A number of the host's is taken beside a card's tensors; nothing else is, and no tensor of another card. */
@@ -362,7 +496,7 @@ private:
             check_device(tensor);
             return tensor;
         }
-        return pair(counters.ignores ? seen(tensor).clone() : seen(tensor), tensor);
+        return pair(counters.ignores ? seen(tensor).clone() : copies_.of(tensor), tensor);
     }
 
     /* A kernel may make it larger on its way, which memory of others does not allow. */
@@ -389,14 +523,19 @@ private:
         return list;
     }
 
-    Tensor raise(const Tensor &tensor) const {
+    Tensor raise(const Tensor &tensor) {
         if (!tensor.defined()) return tensor;
-        for (const auto &[host, own] : lowered_)
-            if (host.is_same(tensor)) return own;
-        return tensor.to(device_);
+        for (const Lowered &one : lowered_)
+            if (one.host.is_same(tensor)) return one.own;
+        bool is_dense = tensor.is_non_overlapping_and_dense();
+        auto options = tensor.options().device(device_);
+        Tensor own = is_dense ? at::empty_strided(tensor.sizes(), tensor.strides(), options)
+                              : at::empty(tensor.sizes(), options, tensor.suggest_memory_format());
+        put(tensor, own);
+        return own;
     }
 
-    c10::IValue raise(const c10::IValue &value) const {
+    c10::IValue raise(const c10::IValue &value) {
         if (value.isTensor()) return raise(value.toTensor());
         if (!value.isTensorList()) return value;
         c10::List<Tensor> list;
@@ -406,9 +545,11 @@ private:
 
     const c10::OperatorHandle &op_;
     torch::jit::Stack &stack_;
-    c10::Device device_;                             /* of what comes back */
-    std::optional<c10::Device> met_;                 /* of the first tensor */
-    std::vector<std::pair<Tensor, Tensor>> lowered_; /* the kernel's, the caller's */
+    c10::Device device_;             /* of what comes back */
+    std::optional<c10::Device> met_; /* of the first tensor */
+    Copies copies_;
+    std::vector<Lowered> lowered_;
+    Results results_;
 };
 
 /* Lends the CPU's default generator the card's numbers: some operators are not given one. */

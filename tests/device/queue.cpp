@@ -1,7 +1,7 @@
 /*
  * queue.cpp - streams and events: what is under way on a card, in which order it is done, and what time it is.
  *
- * A kernel runs at once. A copy that nobody waits for is work of its stream, and done as late as events allow: when a kernel
+ * What a kernel writes, and a copy that nobody waits for, is work of its stream, and done as late as events allow: when a kernel
  * of its stream starts, or one of a stream that has waited for it, or when the host waits. So who forgets an event sees what
  * was there before. And a stream that touches what another one has written, or memory that it was given, without an event
  * after that is told so. A host that writes to what a copy reads, and has not waited for that, is told so when it waits.
@@ -54,8 +54,9 @@ struct Source {
 };
 
 std::recursive_mutex mutex; /* of all below */
-std::map<Stream, Line> lines;
-std::vector<Arrival> arrivals;
+/* What nobody has waited for is there when the process ends: it is left alone. */
+auto &lines = *new std::map<Stream, Line>;
+auto &arrivals = *new std::vector<Arrival>;
 Points host_after; /* what the host has waited for */
 std::vector<Source> sources;
 
@@ -179,6 +180,16 @@ void start() {
     run_up_to(line, line.given);
 }
 
+uint64_t given_to(Stream stream) {
+    Lock lock(mutex);
+    return lines[stream].given;
+}
+
+bool has_done(Stream stream, uint64_t work) {
+    Lock lock(mutex);
+    return lines[stream].done >= work;
+}
+
 void wait(c10::DeviceIndex card) {
     counters.waits++;
     check_whole();
@@ -255,12 +266,6 @@ bool is_idle(Stream stream) {
 Point point_of(Stream stream) {
     Lock lock(mutex);
     return {stream, lines[stream].operations};
-}
-
-void finish(Stream stream) {
-    Lock lock(mutex);
-    Line &line = lines[stream];
-    run_up_to(line, line.given);
 }
 
 bool is_after(Stream stream, const Point &point) {
