@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/Event.h>
@@ -112,7 +113,7 @@ TEST_IF(!suite_on_mps(), "the library uses one stream of MPS", suite_device(), f
 
 namespace {
 
-/* Kernels that make 2 of ones: in new memory, in place, elsewhere, and in lists. */
+/* Kernels that make 2 of ones: in new memory, in place, elsewhere, in lists, and where a tensor grows. */
 const std::function<at::Tensor(const at::Tensor &)> kernels[] = {
     [](const at::Tensor &ones) { return ones.add(1); },
     [](const at::Tensor &ones) { return ones.add_(1); },
@@ -126,8 +127,15 @@ const std::function<at::Tensor(const at::Tensor &)> kernels[] = {
         return at::add_out(other, ones, ones);
     },
     [](const at::Tensor &ones) {
-        at::_foreach_add_({ones, ones.clone()}, {ones, ones});
+        at::Tensor part = ones.narrow(0, 16, 48), half = part.mul(0.5), rest = at::ones_like(ones);
+        rest.narrow(0, 16, 48).copy_(half);
+        at::_foreach_add_({ones, part}, {rest, half}); /* two of the same memory */
         return ones;
+    },
+    [](const at::Tensor &ones) {
+        at::Tensor two = ones.narrow(0, 0, 1).add(1);
+        two.resize_({2});
+        return two.narrow(0, 0, 1).expand({64});
     },
     [](const at::Tensor &ones) { return ones.copy_(ones.add(1)); },
     [](const at::Tensor &ones) {

@@ -287,7 +287,10 @@ public:
     c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
     void copy_data(void *to, const void *from, size_t bytes) const override {
         start();
-        std::memcpy(seen_at(to), seen_at(from), bytes);
+        std::string copy(static_cast<const char *>(seen_at(from)), bytes);
+        later([there = seen_at(to), copy = std::move(copy)] {
+            std::memcpy(there, copy.data(), copy.size());
+        });
     }
     bool initialized() override { return counters.in_use; }
     void emptyCache(c10::MempoolId_t) override { empty_cache(); }
