@@ -60,8 +60,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
     int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
     /* No smaller chunk is legal, or all of them have been in vain. */
-    int is_last = p->step.resort == MT__RESORT_ALONE ||
-                  (p->step.resort == MT__RESORT_LARGER && !k->limits[MT__IN_PLACE].largest_ran);
+    int is_last = p->step.resort == MT__RESORT_ALONE || p->step.try_size;
     int cannot_shrink = oom->plan_is_fixed || is_last || oom->chunk <= least;
 
     /* 1. Enough is enough. Clears for smaller chunks are no retries. */

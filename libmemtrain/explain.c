@@ -41,7 +41,7 @@ static mt__need need_of_update(const mt_trainer *t) {
     return (mt__need){0, seen - mt__min(seen, t->failure.memory.allocated_bytes), 1};
 }
 
-/* Of the rung that asks for least, of those that were tried; or where there was room for that, of the last. */
+/* Of the rungs that ask for least, of those that may be used and are known; or where there was room for that, of the last. */
 static mt__need need_of(const mt_trainer *t, size_t chunk) {
     const mt_memory *memory = &t->failure.memory;
     mt__need least = mt__policy_least_need(t->policy, t->failure.mode, chunk);

@@ -117,7 +117,7 @@ int mt__kind_wants_recording(const mt__kind *kind, size_t samples);
 
 /* ---- what is learnt ---- */
 
-/* A step is planned with it: what failed long enough ago is forgotten, and corrections fall. */
+/* A step is planned with it: what failed comes nearer to its next try, and corrections fall. */
 void mt__kind_begin(mt__kind *kind);
 
 /*

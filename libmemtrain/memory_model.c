@@ -257,9 +257,10 @@ static size_t value_at(const mt__part *p, const mt__line *l, size_t samples) {
     double rough = (double)l->start + (double)l->rise * steps / (double)p->run;
     if (rough > 9e18) return SIZE_MAX;
     if (rough <= 0) return 0;
-    /* Exact from here: whole + rest keeps every product below 2^63. */
+    /* Exact from here, unless a product would leave 63 bits: of more samples than any chunk has. */
     int64_t k = (int64_t)samples - (int64_t)p->from, run = (int64_t)p->run;
     int64_t whole = l->rise / run, rest = l->rise % run;
+    if (fabs((double)rest * (double)k) > 9e18) return (size_t)ceil(rough);
     int64_t over = rest * k;
     int64_t up = over / run + (over % run > 0);
     int64_t value = l->start + whole * k + up;

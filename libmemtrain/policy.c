@@ -1,5 +1,5 @@
 /*
- * policy.c - a policy's life, the kinds of chunks that it knows of, and what it is told and asked.
+ * policy.c - a policy's life, and what it is told and asked.
  *
  * It gathers facts and applies what is decided by split.c (chunks), answer.c (when memory runs out), rungs.c and clear.c.
  * The rules and their reasons are in docs/policy.md.
@@ -61,6 +61,7 @@ mt_status mt_policy_begin(mt_policy *policy, const mt_shape *shape) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_begin");
     policy->shape = shape ? *shape : (mt_shape){0};
     policy->next = MT__NEXT_STEP;
+    policy->discarded = 0;
     mt__policy_end_recording(policy); /* it was of another shape */
     return MT_OK;
 }
@@ -80,6 +81,7 @@ mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
     if (!is_other) return MT_OK;
     policy->info.normalises_over_batch = now.normalises_over_batch;
     policy->info.min_micro_batch = now.min_micro_batch;
+    policy->discarded = 0;
     /* A smaller chunk than is legal may have come of one refusal, which says nothing. */
     policy->step.cap = 0;
     for (size_t i = 0; i < MT__BUCKETS; i++)
@@ -89,9 +91,8 @@ mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
 
 mt_status mt_policy_replan(mt_policy *policy) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_replan");
-    mt__kind *k = mt__policy_find_kind(policy, MT_TRAIN, policy->ladder.rungs);
-    if (k) k->learnt = 0; /* it has not run */
     policy->next = MT__SAME_STEP;
+    policy->discarded = 0; /* it has not run */
     return MT_OK;
 }
 
@@ -110,12 +111,11 @@ static int can_record(const mt_policy *p) {
 /* ---- plans ------------------------------------------------------------------------------------- */
 
 /* All that a split depends on, for what a plan does not cover yet. */
-static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt__kind *k,
-                          const mt_memory *memory, const mt_plan *plan) {
+static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *memory,
+                          const mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), used = memory->allocated_bytes;
     size_t most = p->options.max_micro_batch, cap = p->step.cap ? p->step.cap : SIZE_MAX;
     int is_training = mode == MT_TRAIN, is_told = memory->budget_bytes && !p->is_watched;
-    int is_larger = p->step.resort == MT__RESORT_LARGER && !k->limits[MT__IN_PLACE].largest_ran;
     if (most) most = mt__max(most, mt__policy_attainable(p, rest));
     return (mt__facts){
         .batch = plan->samples,
@@ -123,7 +123,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt__kind *k,
         .least = mt__policy_least(p, rest),
         .most = mt__min(most ? most : plan->samples, cap),
         .fixed = mt__policy_fixed(p, rest),
-        .size = is_larger ? mt__rungs_larger(rest) : 0,
+        .size = p->step.try_size,
         .ran = plan->groups ? plan->group[plan->groups - 1].samples : 0,
         .room = mt__policy_room(p, memory, used),
         .room_told =
@@ -143,7 +143,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt__kind *k,
 /* Splits what a plan does not cover yet, or the first part of that. */
 static mt_status add_chunks(mt_policy *p, mt_mode mode, mt__kind *k, const mt_memory *memory,
                             mt_plan *plan) {
-    mt__facts f = facts_of(p, mode, k, memory, plan);
+    mt__facts f = facts_of(p, mode, memory, plan);
     mt__split s = mt__split_batch(&f, k);
     if (s.starts_over) {
         plan->discard = 1;
@@ -203,7 +203,7 @@ static void promise(const mt_policy *p, mt_mode mode, const mt__kind *k, const m
 /* Adds chunks to a plan, and says what it promises. */
 static mt_status fill(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
     mt__kind *k = mt__policy_current(p, mode);
-    if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_plan: out of host memory");
+    if (!k) return mt_set_error(MT_ENOMEM, "a plan of chunks: out of host memory");
     size_t ran = mt_plan_chunks(plan);
     mt_status status = add_chunks(p, mode, k, memory, plan);
     if (status == MT_OK) promise(p, mode, k, memory, ran, plan);
@@ -213,12 +213,10 @@ static mt_status fill(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_pl
 /* What is to be remembered of a plan that was made or extended. */
 static void note_plan(mt_policy *p, mt_mode mode, const mt_memory *memory, const mt_plan *plan,
                       mt_status status) {
-    mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs);
     int is_taken_back = status == MT_OK && plan->discard;
     p->budget = memory->budget_bytes;
     p->next = is_taken_back ? MT__SAME_STEP : MT__NEXT_STEP;
-    /* Where it runs without units it leaves no other trace. */
-    if (k && is_taken_back) k->learnt = mt__max(k->learnt, plan->group[plan->groups - 1].samples);
+    p->discarded = is_taken_back ? plan->group[plan->groups - 1].samples : 0;
     if (status != MT_OK || mode != MT_TRAIN) return;
     p->keep = plan->alone ? MT__ONLY_ONES : plan->keep ? MT__KEPT_APART : MT__ADDED;
 }
@@ -240,6 +238,11 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     mt_status status = enter(p, mode, "mt_policy_plan", &own, sizeof own, memory, "memory");
     if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
+    if (p->next ==
+        MT__SAME_STEP) { /* what was to be learnt from ran; without units it left no other trace */
+        mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs);
+        if (k) k->learnt = mt__max(k->learnt, p->discarded);
+    }
     if (p->next == MT__NEXT_STEP) { /* what the step before left behind is over */
         p->step = (mt__step){.samples = samples, .start = p->ladder};
         p->steps++;

@@ -1,6 +1,5 @@
 /*
- * policy_state.h - the policy's inside, shared by policy.c, answer.c, rungs.c and clear.c. What they share in code is in
- * policy_state.c.
+ * policy_state.h - the policy's inside. What its files share in code is in policy_state.c.
  */
 #ifndef MT_POLICY_STATE_H
 #define MT_POLICY_STATE_H
@@ -35,7 +34,7 @@ typedef enum mt__tried { MT__NOTHING, MT__THE_SAME, MT__CLEARED } mt__tried;
 /* What was tried for the chunk that did not fit. */
 typedef struct mt__trouble {
     unsigned retries; /* that count towards max_retries */
-    mt__tried tried;  /* the most */
+    mt__tried tried;  /* what has been tried for this chunk: all up to it */
 } mt__trouble;
 
 /* What is tried before the next rung, in this order. */
@@ -55,6 +54,7 @@ typedef enum mt__kept { MT__ADDED, MT__KEPT_APART, MT__ONLY_ONES } mt__kept;
 typedef struct mt__step {
     size_t samples;    /* of the whole batch */
     size_t cap;        /* the largest chunk for the rest of the step; 0: no cap */
+    size_t try_size;   /* a chunk that is tried though smaller ones did not fit; 0: none */
     mt__resort resort; /* that was tried last */
     int moved_on;      /* a chunk that stays went through since memory ran out */
     mt__trouble trouble;
@@ -74,9 +74,10 @@ struct mt_policy {
     mt__step step;
     uint64_t steps; /* planned so far, of either mode */
     mt__next next;
-    size_t budget;  /* that the last plan was made for; 0: none */
-    int is_watched; /* the budget is not enforced: a chunk went through above it */
-    mt__kept keep;  /* of the last training plan */
+    size_t discarded; /* samples of a chunk that the last plan runs to be taken back; 0: none */
+    size_t budget;    /* that the last plan was made for; 0: none */
+    int is_watched;   /* the budget is not enforced: a chunk went through above it */
+    mt__kept keep;    /* of the last training plan */
     /* the ladder */
     mt__ladder ladder;
     mt__wait wait;   /* for rungs to be left */
@@ -156,9 +157,6 @@ double mt__rungs_rate(const mt_policy *policy, size_t samples);
  * @param oom  that showed it; NULL: it is known beforehand
  */
 int mt__rungs_take(mt_policy *policy, mt_mode mode, const mt_memory *memory, const mt_oom *oom);
-
-/* Of a batch of so many samples, the chunk that is tried once where the smallest did not fit and nothing has run. */
-size_t mt__rungs_larger(size_t samples);
 
 /* Rungs that a run before ended with, of which those are taken that leave the numbers as they are. */
 void mt__rungs_begin_with(mt_policy *policy, unsigned rungs);

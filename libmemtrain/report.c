@@ -68,6 +68,7 @@ mt__need mt__policy_least_need(const mt_policy *p, mt_mode mode, size_t chunk) {
         for (const mt__kind *k = p->kinds[i]; k; k = k->next) {
             unsigned device = k->key.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
             if (k->key.mode != mode || k->key.shape != p->shape.id || device != p->device) continue;
+            if (k->key.rungs & p->options.forbid_rungs) continue; /* that a file has told of */
             /* What was cut short tells of chunks as large that they need as much at least. */
             if (k->is_partial && k->range[0].from > chunk) continue;
             size_t bytes = mt__kind_predict(k, MT__IN_PLACE, chunk);

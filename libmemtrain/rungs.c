@@ -88,21 +88,18 @@ static int climb(mt_policy *p, mt_mode mode) {
     return 1;
 }
 
-size_t mt__rungs_larger(size_t samples) {
-    return mt__max(LEAST_NORMALISED, samples / SMALLEST_SHARE);
-}
-
 /*
- * Whether a chunk as batches begin with may fit where the smallest did not, and nothing has gone through yet: a library may
- * take an algorithm for small chunks that needs more memory than the one for large ones.
+ * A chunk as batches begin with, which may fit where the smallest did not, and nothing has gone through yet: a library may
+ * take an algorithm for small chunks that needs more memory than the one for large ones. 0: what is known rules it out.
  */
-static int may_larger_fit(const mt_policy *p, const mt__kind *k, size_t samples, size_t room) {
-    size_t larger = mt__rungs_larger(samples), most = p->options.max_micro_batch;
+static size_t larger_size(const mt_policy *p, const mt__kind *k, size_t samples, size_t room) {
+    size_t larger = mt__max(LEAST_NORMALISED, samples / SMALLEST_SHARE);
+    size_t most = p->options.max_micro_batch;
     if (k->limits[MT__IN_PLACE].largest_ran || mt__policy_fixed(p, samples)) return 0;
     if (room == SIZE_MAX || larger > samples || (most && larger > most)) return 0;
     if (larger <= mt__policy_attainable(p, samples)) return 0;
     /* Of what was cut short most grows, if not all. */
-    return !k->is_partial || mt__kind_recorded(k, MT__IN_PLACE, larger / 2) <= room;
+    return k->is_partial && mt__kind_recorded(k, MT__IN_PLACE, larger / 2) > room ? 0 : larger;
 }
 
 /* Whether the whole batch may fit as one chunk without an accumulator. Where that is known the split has it. */
@@ -120,8 +117,10 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory, const mt
     size_t samples = mode == MT_TRAIN ? mt__rungs_samples(p, p->step.samples) : p->step.samples;
     size_t room = mt__policy_room(p, memory, memory->allocated_bytes);
     size_t room_alone = mt__policy_room(p, memory, mt__policy_allocated_alone(p, memory));
+    size_t larger = oom && oom->refused ? larger_size(p, k, samples, room) : 0;
     mt__resort *resort = &p->step.resort;
-    if (*resort < MT__RESORT_LARGER && oom && oom->refused && may_larger_fit(p, k, samples, room))
+    p->step.try_size = *resort < MT__RESORT_LARGER ? larger : 0;
+    if (p->step.try_size)
         *resort = MT__RESORT_LARGER;
     else if (*resort < MT__RESORT_ALONE && mode == MT_TRAIN &&
              may_fit_alone(p, k, samples, room_alone))
@@ -150,6 +149,7 @@ static int may_fit(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk
 void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     const unsigned rungs = p->ladder.rungs;
     const size_t chunk = p->ladder.chunk;
+    mt__kind *here = mt__policy_find_kind(p, MT_TRAIN, rungs);
     size_t room = mt__policy_room(p, memory, memory->allocated_bytes);
     size_t before = (size_t)ceil((double)chunk / CUT); /* one cut less */
     size_t whole = mt__policy_attainable(p, samples);
@@ -159,14 +159,14 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
         unsigned rest = rungs & (MT_RUNG_BIT(rung) - 1); /* the rungs below it */
         if (!(rungs & MT_RUNG_BIT(rung))) continue;
         mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rest);
-        if (there) there->plans++; /* what failed there is forgotten as if it had been planned */
+        /* What failed there is forgotten as if it had been planned. Without fewer samples it is the same kind. */
+        if (there && there != here) there->plans++;
         if (may_fit(p, there, rest, whole, room)) {
             move_to(p, rest, 0, 1);
             return;
         }
     }
     /* Or the batch grows by one cut. */
-    mt__kind *here = mt__policy_find_kind(p, MT_TRAIN, rungs);
     if (chunk && before < whole && may_fit(p, here, rungs, before, room))
         move_to(p, rungs, before, 1);
 }

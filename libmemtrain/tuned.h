@@ -36,9 +36,9 @@
 
 /* All waits are equally long until a benchmark asks for another one. Each has a name, so that it can be changed alone. */
 #define PATIENCE 4
-/* Plans before a size that failed is tried again, for the first time. tests/core/check_kind */
+/* Plans from the one in which a size failed to the one that tries it again, for the first time. tests/core/check_kind */
 #define FAILURE_WAIT PATIENCE
-/* Steps for which a shortage's limit holds, for the first time. bench/hog */
+/* Steps from the one that meets a shortage to the one that is tried without its limit, for the first time. bench/hog */
 #define SHORTAGE_WAIT PATIENCE
 /* Plans before a rung is left, for the first time; */
 /* where nothing is known without it, so many times as many. tests/core/check_ladder_leave */

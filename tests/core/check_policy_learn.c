@@ -2,6 +2,7 @@
  * check_policy_learn.c - what the first chunks teach.
  */
 #include "candidates.h"
+#include "policy_state.h"
 #include "policy_tests.h"
 #include "suite.h"
 
@@ -50,6 +51,30 @@ TEST_LOOP("learning", learning_repeatable, LENGTH(repeatable)) {
         }
         ck_assert_uint_eq(dev.ooms, 0);
     }
+}
+
+/* A chunk to learn from that has not run has taught nothing: the step has failed for another reason, or is planned anew. */
+TEST_LOOP("learning", learning_of_what_has_not_run, 2) {
+    dev = device_new(need(12), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    for (int tries = 0; tries < 3; tries++) {
+        ck_ok(device_plan(&dev, MT_TRAIN, 32));
+        ck_assert_int_eq(dev.plan.discard, 1);
+        ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), FIRST_CHUNK);
+        ck_ok(_i ? mt_policy_replan(dev.policy) : mt_policy_begin(dev.policy, NULL));
+    }
+}
+
+/* A batch that is made smaller, as where it cannot be split, is no kind of its own: its plans count once. */
+TEST_LOOP("learning", plans_of_a_smaller_batch, 2) {
+    mt_policy_options options = {.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)};
+    uint64_t before;
+
+    dev = device_new(need(_i ? 20 : 40), options, (mt_backend_info){.needs_whole_batch = 1});
+    train(3, 32);
+    ck_assert_int_eq(dev.rungs != 0, _i);
+    before = mt__policy_find_kind(dev.policy, MT_TRAIN, dev.rungs)->plans;
+    train(3, 32);
+    ck_assert_uint_eq(mt__policy_find_kind(dev.policy, MT_TRAIN, dev.rungs)->plans, before + 3);
 }
 
 /*

@@ -111,6 +111,22 @@ static void event(size_t block, int64_t bytes) {
     mt_recording_event(hand, (void *)(uintptr_t)(0x100 * (block + 1)), bytes);
 }
 
+/* Of more samples than any chunk has, an allocation of a byte and a half a sample. */
+TEST("model", model_of_very_many) {
+    const size_t many = (size_t)1 << 30;
+    mt_recording *r;
+    char block;
+
+    ck_ok(mt_recording_new(&r));
+    ck_ok(mt_recording_start(r, many));
+    mt_recording_event(r, &block, (int64_t)(many + many / 2));
+    ck_ok(mt_memory_model_new(r, NULL, &model));
+    mt_recording_free(r);
+    ck_assert_uint_eq(mt_memory_model_peak(model, many << 15), (many + many / 2) << 15);
+    ck_assert_uint_eq(mt_memory_model_largest(model, (many + many / 2) << 10), many << 10);
+    free_model();
+}
+
 static void check_hand(size_t allocations, size_t peak) {
     ck_assert_uint_eq(mt_recording_allocations(hand), allocations);
     ck_assert_uint_eq(mt_recording_peak_bytes(hand), peak);

@@ -10,8 +10,10 @@ static mt_policy *policy;
 
 static void setup(void) {
     const mt_shape shape = {SHAPE, 0, 0};
+    mt_policy_options options = MT_POLICY_OPTIONS_INIT;
 
-    ck_ok(mt_policy_new(NULL, NULL, &policy));
+    options.forbid_rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    ck_ok(mt_policy_new(&options, NULL, &policy));
     ck_ok(mt_policy_begin(policy, &shape));
 }
 
@@ -42,6 +44,7 @@ static void know(uint64_t shape, mt_mode mode, unsigned rungs, size_t a_sample, 
 
 #define CPU MT_RUNG_BIT(MT_RUNG_CPU)
 #define OFFLOAD MT_RUNG_BIT(MT_RUNG_OFFLOAD)
+#define FORBIDDEN MT_RUNG_BIT(MT_RUNG_CHECKPOINTING)
 
 static const struct {
     struct {
@@ -58,6 +61,7 @@ static const struct {
     {{{SHAPE, MT_TRAIN, 0, 100, 0}, {SHAPE, MT_TRAIN, OFFLOAD, 60, 0}}, 240, 0},
     {{{SHAPE, MT_TRAIN, 0, 100, 0}, {SHAPE, MT_TRAIN, OFFLOAD, 160, 0}}, 400, 0},
     {{{SHAPE, MT_TRAIN, 0, 100, 0}, {SHAPE, MT_TRAIN, CPU, 60, 0}}, 400, 0}, /* other memory */
+    {{{SHAPE, MT_TRAIN, 0, 100, 0}, {SHAPE, MT_TRAIN, FORBIDDEN, 60, 0}}, 400, 0},
     {{{SHAPE, MT_TRAIN, 0, 100, 0}, {OTHER, MT_TRAIN, 0, 60, 0}}, 400, 0},
     {{{SHAPE, MT_TRAIN, 0, 100, 0}, {SHAPE, MT_EVALUATE, 0, 60, 0}}, 400, 0},
     {{{SHAPE, MT_TRAIN, 0, 100, 4}}, 400, 1}, /* as much at least */
