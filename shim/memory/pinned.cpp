@@ -123,13 +123,13 @@ bool PinnedBytes::has_room(c10::DeviceType type, size_t bytes) noexcept {
     return true;
 }
 
-bool PinnedBytes::has_room_as_it_is(c10::DeviceType type, size_t bytes) noexcept {
+bool PinnedBytes::has_room_beside(c10::DeviceType type, size_t bytes, size_t left) noexcept {
     size_t power = power_of(bytes);
     std::lock_guard<std::mutex> lock(counting);
     const Blocks &those = cache_of(type).blocks[power];
-    if (those.in_use < those.all) return true;
-    if (!cpu::hold_if_room(size_t{1} << power)) return false;
-    hold(power, -1);
+    size_t more = left + (those.in_use < those.all ? 0 : size_t{1} << power);
+    if (!cpu::hold_if_room(more)) return false;
+    cpu::hold_more(-static_cast<ptrdiff_t>(more));
     return true;
 }
 

@@ -23,8 +23,8 @@ public:
     /* Whether there is room now, for what can do without. What waits is given back where that makes room. */
     static bool has_room(c10::DeviceType type, size_t bytes) noexcept;
 
-    /* The same, but what waits is left as it is, unless it is such a block. */
-    static bool has_room_as_it_is(c10::DeviceType type, size_t bytes) noexcept;
+    /* The same, with so many bytes left free beside it. What waits is left as it is, unless it is such a block. */
+    static bool has_room_beside(c10::DeviceType type, size_t bytes, size_t left) noexcept;
     ~PinnedBytes();
     PinnedBytes(const PinnedBytes &) = delete;
     PinnedBytes &operator=(const PinnedBytes &) = delete;

@@ -578,6 +578,7 @@ extern "C" mt_status mt_collect(mt_torch *torch, mt_chunk_result *out) {
     mt_chunk_result result = {};
     mt_status status = guard(torch->device, [&] {
         read_pending(*torch);
+        if (torch->staging) torch->staging->give_back();
         if (torch->pending.is_empty()) fail(MT_ESTATE, "mt_collect: no chunk was deferred");
         result = torch->pending.take();
     });
@@ -658,6 +659,7 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
     Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         synchronize(torch->device); /* chunks that went through may not have been waited for */
+        if (torch->staging) torch->staging->give_back();
         torch->cached.clear();
         torch->pending.clear();
         torch->flat->clear_gradients();
@@ -737,6 +739,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
         result.grad_norm = update.norm;
         result.skipped = update.skipped;
         if (!update.skipped) result.lr = torch->optimizer->lr_of_update();
+        if (torch->staging) torch->staging->give_back();
         result.seconds = seconds_since(start);
         torch->phase = Phase::idle;
     });

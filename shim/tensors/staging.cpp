@@ -53,9 +53,18 @@ void StagingSlots::clear() noexcept {
     try {
         for (Slot &slot : filled_) slot.copied.synchronize();
     } catch (const std::exception &) {
-        /* The card is lost, and whatever comes next says so. */
+        /* The card is lost, and whatever comes next says so. Its driver may still know the memory, which is left to the process. */
+        new std::list<Slot>(std::move(filled_));
     }
     filled_.clear();
+}
+
+void StagingSlots::give_back() noexcept {
+    try {
+        while (filled_.size() > 1 && filled_.front().copied.query()) filled_.pop_front();
+    } catch (const std::exception &) {
+        /* as in clear() */
+    }
 }
 
 void StagingSlots::take_oldest(std::list<Slot> &slots) {
@@ -64,7 +73,7 @@ void StagingSlots::take_oldest(std::list<Slot> &slots) {
 
 /*
  * One whose copies are over, or a new one, or none. What else is over goes back to libtorch. The first one may have libtorch give
- * back what waits there; the others leave that alone, since offload needs it more.
+ * back what waits there; the others leave that alone, since offload needs it more, and leave the host as much room as slots take.
  */
 std::list<StagingSlots::Slot> StagingSlots::free_slot(size_t bytes, size_t most) {
     std::list<Slot> free;
@@ -72,7 +81,8 @@ std::list<StagingSlots::Slot> StagingSlots::free_slot(size_t bytes, size_t most)
     if (!free.empty()) {
         free.erase(std::next(free.begin()), free.end());
     } else if (filled_.empty() ||
-               (filled_.size() < most && PinnedBytes::has_room_as_it_is(device_.type(), bytes))) {
+               (filled_.size() < most &&
+                PinnedBytes::has_room_beside(device_.type(), bytes, filled_.size() * bytes))) {
         free.emplace_back(device_.type()).copied.record(lanes_[0].stream);
     }
     return free;

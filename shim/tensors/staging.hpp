@@ -28,7 +28,8 @@ namespace memtrain::shim {
  *
  * A slot is pinned memory that copies are read from. When these are over it is filled again, or goes back to libtorch, where
  * whoever needs pinned memory finds it. Where none is over there is one more, up to the chunks of a batch, if the CPU's budget has
- * room for it as things are. Otherwise the host waits for the oldest. Where there is no room for one, chunks are not staged.
+ * room for it, and as much again as the others take: slots are to leave the host room. Otherwise the host waits for the oldest.
+ * Where there is no room for one, chunks are not staged. When a step is over one slot is kept.
  */
 class StagingSlots {
 public:
@@ -40,6 +41,9 @@ public:
 
     /* Waits for the copies that are under way. The slots' memory goes back to libtorch. */
     void clear() noexcept;
+
+    /* All slots but one, of those whose copies are over: mt_empty_cache and others may have their memory. */
+    void give_back() noexcept;
 
 private:
     friend class Staged;
