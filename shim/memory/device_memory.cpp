@@ -448,7 +448,8 @@ static void empty_pinned_caches(const Device &device) {
 static bool is_used(const Device &device) {
     if (device.memory() != Memory::allocator || device.card) return false;
     try {
-        return allocator_of(device).initialized() &&
+        c10::DeviceAllocator *allocator = compat::device_allocator(device.type());
+        return allocator && allocator->initialized() &&
                at::globalContext()
                    .getAcceleratorHooksInterface(device.type())
                    .hasPrimaryContext(device.index());

@@ -358,8 +358,12 @@ TEST_IF(!suite_on_mps(), "Metal tells no lost card", suite_device(), lost_card) 
     mt_card_break(0);
 }
 
-/* Nor is it one that can be used; one that is well can. */
+/* Nor is it one that can be used; one that is well can. One that this process has not used is not asked. */
 TEST_IF(!suite_on_mps(), "Metal tells no lost card", suite_device(), lost_card_is_told) {
+    ck_ok(mt_torch_init(nullptr));
+    uint64_t before = counters().waits;
+    ck_ok(mt_device_check(suite_device()));
+    ck_assert_uint_eq(counters().waits, before);
     Trainer trainer(options_of(MT_SGD));
     ck_ok(mt_device_check(suite_device()));
     mt_card_break(1);
