@@ -105,7 +105,7 @@ static double best_rate(const mt__sizes *s) {
 static int is_due(const mt__sizes *s, size_t samples, double best) {
     const mt__size *e = find(s, samples);
     if (!e) return !is_nearly_known(s, samples);
-    int is_old = s->batches >= RERUN_AFTER * e->last_batch;
+    int is_old = s->batches > RERUN_AFTER * e->last_batch;
     return e->runs < KNOWN_RUNS || (is_old && rate(e) < CLIFF * best);
 }
 
@@ -120,7 +120,8 @@ static size_t candidate_below(const mt__bounds *b, size_t samples) {
 
 /* The size that runs where a candidate is to. */
 static size_t run_size(const mt__bounds *b, size_t candidate) {
-    return b->even ? mt__ceil_div(b->even, mt__ceil_div(b->even, candidate)) : candidate;
+    if (!b->even) return candidate;
+    return mt__ceil_div(b->even, mt__min(mt__ceil_div(b->even, candidate), b->even / b->legal));
 }
 
 /*
@@ -142,7 +143,10 @@ size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t r
     size_t next = 0;
     /* They grow within a batch, so that kernels of larger ones are met step by step. */
     for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > last;) {
-        int leaves_legal = c == rest || (c < rest && rest - c >= bounds->left);
+        /* What is left has to be legal chunks that fit: 78 of at least 42 are one. */
+        size_t left = rest - mt__min(c, rest);
+        int leaves_legal = c == rest || (left >= bounds->left &&
+                                         mt__ceil_div(left, left / bounds->legal) <= bounds->top);
         size_t size = run_size(bounds, c);
         if (is_due(sizes, size, best) && !is_beyond_cliff(sizes, size))
             next = leaves_legal ? size : 0;

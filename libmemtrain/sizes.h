@@ -34,6 +34,7 @@ typedef struct mt__bounds {
     size_t left;  /* the least that a chunk may leave of a batch, unless it leaves none */
     size_t alone; /* a larger size that fits too, as the only chunk of its batch; 0: none */
     size_t even;  /* samples of a batch whose chunks all have one size; 0: they need not */
+    size_t legal; /* the smallest chunk that is legal */
 } mt__bounds;
 
 /* A chunk of so many samples took so long. Where there is no place the size that did not run for longest is forgotten. */

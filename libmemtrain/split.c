@@ -82,8 +82,8 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
             f->can_record && f->room < SIZE_MAX && f->is_training && !f->ran && !f->is_short;
         const mt__range *only =
             k->ranges == 1 && k->range[0].from == k->range[0].top ? k->range : NULL;
-        size_t chunk =
-            only ? mt__min(top, 2 * only->from) : top; /* from two recordings top is exact */
+        /* From two recordings top is exact. */
+        size_t chunk = only ? mt__min(top, mt__max(f->least, 2 * only->from)) : top;
         if (learns && top < f->rest && chunk > k->learnt && mt__kind_wants_recording(k, chunk))
             return (mt__split){.single = chunk, .fewest = fewest, .discard = 1};
         return cut(alone ? 1 : fewest, fewest, alone);
@@ -94,11 +94,12 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     size_t largest =
         mt__ceil_div(f->batch, mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1)));
     size_t floor = f->normalises ? mt__min(LEAST_NORMALISED, top) : 1;
-    mt__bounds bounds = {smallest_tried(f, k, largest), largest, mt__max(f->least, floor),
-                         alone && fewest > 1 ? f->rest : 0, whole ? f->rest : 0};
+    mt__bounds bounds = {smallest_tried(f, k, largest), largest,
+                         mt__max(f->least, floor),      alone && fewest > 1 ? f->rest : 0,
+                         whole ? f->rest : 0,           f->least};
     size_t next = mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);
-    if (f->is_short || !k->times->sizes.count)
-        next = 0; /* without a clock nothing is to be known */
+    /* Without a clock nothing is to be known. Where not even the smallest is known to fit, it is tried alone. */
+    if (f->is_short || !k->times->sizes.count || fits < small) next = 0;
 
     /* 7. All others have the size that is the fastest. */
     bounds.top = top;

@@ -3,6 +3,7 @@
  * then, and told once where they are small.
  */
 #include "suite.h"
+#include "trainer_rungs.h"
 #include "trainer_tests.h"
 #include "tuned.h"
 
@@ -96,6 +97,25 @@ TEST_LOOP("norm", fixed_and_one_sample_over, 2) {
     for (size_t i = 0; i < report.chunk_count; i++) ck_assert_uint_ge(report.chunks[i], 2);
     ck_assert_int_eq(report.discarded > 0, _i);
     ck_assert_uint_eq(step(trainer, _i ? 3 : 4, 2).discarded, 0);
+}
+
+/*
+ * Where a rung is taken in mid-step 2 samples fit, and 3 do not or are not known to. 59 samples are 28 chunks of 2 and one
+ * of 3. The step ends.
+ */
+TEST_LOOP("norm", the_smallest_chunk_is_not_known_to_fit, 2 * 24) {
+    size_t two = budget_with(BIT(CHECKPOINTING), 2), three = budget_with(BIT(CHECKPOINTING), 3);
+
+    options = with_rungs(BIT(CHECKPOINTING), two + (three - two) * (size_t)(_i / 2) / 24);
+    options.normalises_over_batch = 1;
+    options.seconds = fake_seconds;
+    if (_i % 2) options.absent = FAKE_BIT(FAKE_RECORD);
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 3; id++) {
+        fake_log_clear(&fake);
+        fake_fail_kind(&fake, FAKE_ACCUMULATE, 200, MT_ESTATE); /* of a step that does not end */
+        step_fails(trainer, 59, id, MT_EDEVMEM);
+    }
 }
 
 /* ---- small chunks are told ----------------------------------------------------------------------- */

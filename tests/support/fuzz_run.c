@@ -204,9 +204,13 @@ static void check_state(run *r, mt_status status, uint64_t before) {
 
 static void check_report(run *r, size_t samples, const mt_step_report *report) {
     int is_shorter = (report->rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)) != 0;
-    size_t sum = 0;
+    size_t sum = 0, least = r->setup->policy.min_micro_batch;
 
-    for (size_t i = 0; i < report->chunk_count; i++) sum += report->chunks[i];
+    if (!least) least = r->setup->backend.min_micro_batch;
+    for (size_t i = 0; i < report->chunk_count; i++) {
+        sum += report->chunks[i];
+        if (report->chunks[i] < least && report->chunk_count > 1) fails(r, "too small a chunk");
+    }
     if (sum == 0 || sum != report->samples) fails(r, "chunks are not the samples");
     if (sum > samples || (sum < samples && !is_shorter)) fails(r, "not the samples of the batch");
     if (sum == samples && report->rate != 1) fails(r, "another rate for the whole batch");
