@@ -32,11 +32,12 @@ static int is_explained(const mt_policy *p, const mt_oom *oom) {
 static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     mt__shortage *s = &p->shortage;
     int in_vain = s->limit && mt__policy_shortage_is_old(p);
+    int patience = in_vain ? s->wait.patience + 1 : SHORTAGE_WAIT;
     size_t limit = mt__add(oom->allocated_before_bytes, predicted);
     if (oom->refused) limit = asked_in_all(oom);
     limit = mt__max(2, limit) - 1;
     if (in_vain) limit = mt__min(limit, s->limit);
-    *s = (mt__shortage){limit, p->steps, in_vain ? s->patience + 1 : SHORTAGE_WAIT};
+    *s = (mt__shortage){limit, {0, patience}};
 }
 
 /* The rows of the table in docs/policy.md, in its order. */
@@ -60,11 +61,14 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
     int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
     /* No smaller chunk is legal, or all of them have been in vain. */
-    int is_last = p->step.resort == MT__RESORT_ALONE || p->step.try_size;
+    int none_ran = !k->limits[MT__IN_PLACE].largest_ran;
+    int is_last =
+        p->step.resort == MT__RESORT_ALONE || (p->step.resort == MT__RESORT_LARGER && none_ran);
     int cannot_shrink = oom->plan_is_fixed || is_last || oom->chunk <= least;
 
-    /* 1. Enough is enough. Clears for smaller chunks are no retries. */
+    /* 1. Enough is enough, of these rungs and of the step. Clears for smaller chunks are no retries. */
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
+    if (oom->attempt > p->options.max_retries * (2 * samples + MT_RUNGS)) return MT_ACTION_GIVE_UP;
 
     /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
     if (!explained && !is_known && t->tried < MT__THE_SAME) {
@@ -92,7 +96,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
                       is_elsewhere(oom) ? NULL : p->recording);
 
     /* 6. A second set of gradients is given up before anything else is. */
-    if (explained && oom->chunk && oom->mode == MT_TRAIN && p->keep == MT__KEPT_APART)
+    if (explained && oom->chunk && oom->mode == MT_TRAIN && p->plan.keep && !p->plan.alone)
         return MT_ACTION_REPLAN;
 
     /* 7. Smaller chunks; or larger ones, where a smaller one needs more. */
@@ -111,7 +115,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
 
-    /* 8. Rungs. An update takes no less after the whole batch alone. */
+    /* 8. Rungs, for a batch that is planned. An update takes no less after the whole batch alone. */
+    if (!p->step.samples) return MT_ACTION_GIVE_UP;
     if (oom->phase == MT_PHASE_APPLY) p->step.resort = MT__RESORT_ALONE;
     if (!mt__rungs_take(p, oom->mode, &oom->memory, oom)) return MT_ACTION_GIVE_UP;
     *t = (mt__trouble){0, MT__NOTHING};
@@ -131,14 +136,14 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     /* An update that runs out of memory takes the chunks before it back, so the step has not moved on. */
     int moved_on = p->step.moved_on && own.phase != MT_PHASE_APPLY;
-    if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, MT__NOTHING};
+    if (moved_on) p->step.trouble = (mt__trouble){0, MT__NOTHING};
     p->step.moved_on = 0;
     *out = answer(p, k, &own);
     mt__policy_end_recording(p);
-    if (*out == MT_ACTION_REPLAN) p->next = MT__AFTER_OOM;
+    if (*out == MT_ACTION_REPLAN) mt__policy_go_on(p, MT_PLAN_OOM);
     if (*out != MT_ACTION_GIVE_UP) return MT_OK;
     /* Nothing of all that has helped, so it tells nothing. */
-    if (p->shortage.noted_at == p->steps) p->shortage.limit = 0;
-    p->ladder = p->step.start;
+    if (!p->shortage.wait.steps) p->shortage.limit = 0;
+    mt__rungs_give_back(p, own.mode);
     return MT_OK;
 }

@@ -9,18 +9,16 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
         return MT_CLEAR_NOT;
     int every = mode == MT_TRAIN ? policy->options.clear_every : policy->options.eval_clear_every;
     uint64_t calls = policy->calls[mode]++;
-    uint64_t call = policy->calls[MT_TRAIN] + policy->calls[MT_EVALUATE];
     /* The allocator has had to clear by itself since the last call. */
-    int has_retried = call > 1 && memory->alloc_retries > policy->last_alloc_retries;
+    int has_retried = memory->alloc_retries > policy->last_alloc_retries;
     policy->last_alloc_retries = memory->alloc_retries;
     if (every > 0) return calls && calls % (uint64_t)every == 0 ? MT_CLEAR_EVERY : MT_CLEAR_NOT;
     if (every != MT_CLEAR_AUTO || !mt__cached(memory) || !memory->budget_bytes) return MT_CLEAR_NOT;
     /* That the cache and the peak exceed the budget is no evidence: a step takes from it what the one before has left. */
     if (!has_retried && memory->reserved_bytes <= memory->budget_bytes) return MT_CLEAR_NOT;
     /* Chunks that need what they need would pay for a clear in each step. */
-    if (policy->cleared_at && call - policy->cleared_at < HUNDREDTH) return MT_CLEAR_NOT;
-    if (policy->clear_credit < 0) return MT_CLEAR_NOT;
-    policy->cleared_at = call;
+    if (calls < HUNDREDTH || policy->clear_credit < 0) return MT_CLEAR_NOT;
+    policy->calls[mode] = 1;
     return MT_CLEAR_EVIDENCE;
 }
 

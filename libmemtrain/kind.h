@@ -66,7 +66,6 @@ struct mt__kind {
     uint64_t family;     /* mt_shape's */
     size_t length;       /* 0: not known */
     mt__kind *next;      /* with the same hash */
-    uint64_t used;       /* when it was last asked for */
     uint64_t plans;      /* steps that were planned with it */
     size_t change;       /* samples from which on kernels are said to be others; 0: not known */
     mt_recording *first; /* the recording of the newest range while it is the only one, or NULL */

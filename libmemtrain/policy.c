@@ -41,6 +41,10 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
     p->options = own;
     p->info = told;
     if (!p->options.max_retries) p->options.max_retries = DEFAULT_RETRIES;
+    p->calls[MT_TRAIN] =
+        own.clear_every == MT_CLEAR_AUTO ? HUNDREDTH : 0; /* the first may be at once */
+    p->calls[MT_EVALUATE] = own.eval_clear_every == MT_CLEAR_AUTO ? HUNDREDTH : 0;
+    p->last_alloc_retries = UINT64_MAX; /* those from before are nobody's */
     /* Made now, so that a policy that could be made can also plan. */
     if (!mt__policy_kind(p, MT_TRAIN, 0) || !mt__policy_kind(p, MT_EVALUATE, 0) ||
         !mt__handle_add(p, MT__KIND_POLICY)) {
@@ -60,8 +64,8 @@ void mt_policy_free(mt_policy *policy) {
 mt_status mt_policy_begin(mt_policy *policy, const mt_shape *shape) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_begin");
     policy->shape = shape ? *shape : (mt_shape){0};
-    policy->next = MT__NEXT_STEP;
-    policy->discarded = 0;
+    policy->plan.discard = 0;
+    policy->step = (mt__step){.start = policy->ladder.rungs};
     mt__policy_end_recording(policy); /* it was of another shape */
     return MT_OK;
 }
@@ -81,7 +85,7 @@ mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
     if (!is_other) return MT_OK;
     policy->info.normalises_over_batch = now.normalises_over_batch;
     policy->info.min_micro_batch = now.min_micro_batch;
-    policy->discarded = 0;
+    policy->plan.groups = 0; /* what ran of it is not learnt */
     /* A smaller chunk than is legal may have come of one refusal, which says nothing. */
     policy->step.cap = 0;
     for (size_t i = 0; i < MT__BUCKETS; i++)
@@ -91,14 +95,14 @@ mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
 
 mt_status mt_policy_replan(mt_policy *policy) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_replan");
-    policy->next = MT__SAME_STEP;
-    policy->discarded = 0; /* it has not run */
+    mt__policy_go_on(policy, MT_PLAN_START);
     return MT_OK;
 }
 
 mt_status mt_policy_given(mt_policy *policy, int keep) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_given");
-    policy->keep = keep ? MT__KEPT_APART : MT__ADDED;
+    policy->plan.keep = keep;
+    policy->plan.alone = 0;
     return MT_OK;
 }
 
@@ -123,7 +127,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
         .least = mt__policy_least(p, rest),
         .most = mt__min(most ? most : plan->samples, cap),
         .fixed = mt__policy_fixed(p, rest),
-        .size = p->step.try_size,
+        .tries_larger = p->step.resort == MT__RESORT_LARGER,
         .ran = plan->groups ? plan->group[plan->groups - 1].samples : 0,
         .room = mt__policy_room(p, memory, used),
         .room_told =
@@ -154,7 +158,7 @@ static mt_status add_chunks(mt_policy *p, mt_mode mode, mt__kind *k, const mt_me
     plan->discard = s.discard;
     plan->alone = s.alone;
     if (!plan->groups && !s.fewest) /* it is not known yet */
-        plan->reason = p->next == MT__AFTER_OOM ? MT_PLAN_OOM : MT_PLAN_START;
+        plan->reason = mt__policy_after_oom(p) ? MT_PLAN_OOM : MT_PLAN_START;
     else if (!plan->groups && !s.discard)
         plan->reason = mt__policy_reason(p, k, plan->samples, s.fewest, s.chunks);
     return s.single ? mt__plan_append(plan, s.single, 1) : mt__plan_append(plan, f.rest, s.chunks);
@@ -210,17 +214,6 @@ static mt_status fill(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_pl
     return status;
 }
 
-/* What is to be remembered of a plan that was made or extended. */
-static void note_plan(mt_policy *p, mt_mode mode, const mt_memory *memory, const mt_plan *plan,
-                      mt_status status) {
-    int is_taken_back = status == MT_OK && plan->discard;
-    p->budget = memory->budget_bytes;
-    p->next = is_taken_back ? MT__SAME_STEP : MT__NEXT_STEP;
-    p->discarded = is_taken_back ? plan->group[plan->groups - 1].samples : 0;
-    if (status != MT_OK || mode != MT_TRAIN) return;
-    p->keep = plan->alone ? MT__ONLY_ONES : plan->keep ? MT__KEPT_APART : MT__ADDED;
-}
-
 /* The checks of a call, and its struct. */
 static mt_status enter(const mt_policy *policy, mt_mode mode, const char *function, void *own,
                        size_t size, const void *theirs, const char *name) {
@@ -238,30 +231,31 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     mt_status status = enter(p, mode, "mt_policy_plan", &own, sizeof own, memory, "memory");
     if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
-    if (p->next ==
-        MT__SAME_STEP) { /* what was to be learnt from ran; without units it left no other trace */
+    if (p->plan
+            .discard) { /* what was to be learnt from ran. Without units it left no other trace */
         mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs);
-        if (k) k->learnt = mt__max(k->learnt, p->discarded);
-    }
-    if (p->next == MT__NEXT_STEP) { /* what the step before left behind is over */
-        p->step = (mt__step){.samples = samples, .start = p->ladder};
-        p->steps++;
+        size_t ran = mt_plan_chunk(&p->plan, mt_plan_chunks(&p->plan) - 1);
+        if (k) k->learnt = mt__max(k->learnt, ran);
+    } else { /* what the step before left behind is over */
+        p->step = (mt__step){.samples = samples, .start = p->ladder.rungs};
+        p->shortage.wait.steps++;
         if (mode == MT_TRAIN) mt__rungs_leave(p, samples, &own);
         mt__kind *k = mt__policy_current(p, mode);
         if (k) mt__kind_begin(k);
     }
     do {
-        *out = (mt_plan){.size = sizeof *out, .rungs = p->ladder.rungs};
+        *out = (mt_plan){.size = sizeof *out, .rungs = mt_policy_rungs(p)};
+        out->budget_bytes = own.budget_bytes;
         out->samples = mode == MT_TRAIN ? mt__rungs_samples(p, samples) : samples;
         out->rate = mt__rungs_rate(p, samples);
         /* Where rungs are of a device not known yet the plan is left open. */
-        int is_known = p->device == (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU));
+        int is_known = mt__policy_device(p) == (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU));
         status = is_known ? fill(p, mode, &own, out) : MT_OK;
         /* Also what is known beforehand not to fit is a reason for a rung. */
     } while (status == MT_EDEVMEM && mt__rungs_take(p, mode, &own, NULL));
-    if (status == MT_EDEVMEM) p->ladder = p->step.start;
-    if (status == MT_OK) p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    note_plan(p, mode, &own, out, status);
+    if (status == MT_OK) p->plan = *out;
+    if (status == MT_EDEVMEM) mt__rungs_give_back(p, mode);
+    if (status != MT_OK) p->plan.discard = 0;
     return status;
 }
 
@@ -277,8 +271,9 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
               MT_PLAN_GROUPS);
     MT__CHECK(mt_plan_covered(plan) < plan->samples,
               "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
+    plan->budget_bytes = own.budget_bytes;
     status = fill(policy, mode, &own, plan);
-    note_plan(policy, mode, &own, plan, status);
+    if (status == MT_OK) policy->plan = *plan;
     return status;
 }
 
@@ -307,14 +302,15 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
     mt__way way = mt__policy_way(p, mode);
     size_t peak = own.peak_bytes - mt__min(own.peak_bytes, allocated_before);
-    size_t room = p->budget ? p->budget - mt__min(p->budget, allocated_before) : SIZE_MAX;
+    size_t budget = p->plan.budget_bytes;
+    size_t room = budget ? budget - mt__min(budget, allocated_before) : SIZE_MAX;
     /* Where a budget is watched and not enforced, chunks go through above it: that proves nothing. */
-    int is_above = p->budget && own.peak_bytes > p->budget;
+    int is_above = budget && own.peak_bytes > budget;
     if (is_above) room = 0;
     p->is_watched |= is_above;
     mt__kind_learn(k, way, samples, peak, room, &p->recording);
     mt__policy_end_recording(p);
-    if (way == MT__APART) p->step.moved_on = 1;
+    p->step.moved_on |= way == MT__APART;
     if (p->shortage.limit && own.peak_bytes > p->shortage.limit) p->shortage.limit = 0;
     return mt_policy_observe_seconds(p, mode, samples, own.seconds);
 }

@@ -13,7 +13,6 @@ static size_t bucket_of(const mt__key *key) {
 }
 
 mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs) {
-    rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH); /* it changes no chunk */
     mt__key key = {mode, p->shape.id, rungs};
     mt__kind *k = p->kinds[bucket_of(&key)];
     while (k && ((k->key.mode != mode) | (k->key.shape != key.shape) | (k->key.rungs != rungs)))
@@ -21,31 +20,22 @@ mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs)
     return k;
 }
 
-/* Where there is no place for another kind, the one that was not asked for for longest is forgotten. */
-static void make_place(mt_policy *p) {
-    mt__kind **oldest = NULL;
-    size_t count = 0;
-    for (size_t i = 0; i < MT__BUCKETS; i++)
-        for (mt__kind **k = &p->kinds[i]; *k; k = &(*k)->next, count++)
-            if (!oldest || (*k)->used < (*oldest)->used) oldest = k;
-    if (count < MT__KINDS) return;
-    mt__kind *gone = *oldest;
-    *oldest = gone->next;
-    mt__kind_free(gone);
+/* A new kind is the first of its bucket. Where there are too many, the oldest one is forgotten. */
+static void put(mt__kind **bucket, mt__kind *kind) {
+    mt__kind **last = bucket;
+    kind->next = *bucket;
+    *bucket = kind;
+    for (int i = 0; i < MT__IN_BUCKET && *last; i++) last = &(*last)->next;
+    mt__kind_free(*last);
+    *last = NULL;
 }
 
 mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
     mt__kind *k = mt__policy_find_kind(p, mode, rungs);
-    if (!k) {
-        mt__key key = {mode, p->shape.id, rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)};
-        k = mt__kind_new(&key, &p->shape, p->info.kernels_change);
-        if (!k) return NULL;
-        if (!p->options.deterministic) mt__lengths_inherit(p, k);
-        make_place(p);
-        k->next = p->kinds[bucket_of(&key)];
-        p->kinds[bucket_of(&key)] = k;
-    }
-    k->used = p->steps;
+    mt__key key = {mode, p->shape.id, rungs};
+    if (k || !(k = mt__kind_new(&key, &p->shape, p->info.kernels_change))) return k;
+    if (!p->options.deterministic) mt__lengths_inherit(p, k);
+    put(&p->kinds[bucket_of(&key)], k);
     return k;
 }
 
@@ -58,7 +48,7 @@ void mt__policy_end_recording(mt_policy *p) {
 }
 
 mt__way mt__policy_way(const mt_policy *p, mt_mode mode) {
-    return mode == MT_TRAIN && p->keep ? MT__APART : MT__IN_PLACE;
+    return mode == MT_TRAIN && p->plan.keep ? MT__APART : MT__IN_PLACE;
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------- */
@@ -98,7 +88,21 @@ int mt__policy_may_go_alone(const mt_policy *p, mt_mode mode, size_t samples) {
 }
 
 int mt__policy_shortage_is_old(const mt_policy *p) {
-    return p->steps >= p->shortage.noted_at + p->shortage.patience;
+    return p->shortage.wait.steps >= p->shortage.wait.patience;
+}
+
+void mt__policy_go_on(mt_policy *p, mt_plan_reason reason) {
+    p->plan.discard = 1;
+    p->plan.groups = 0; /* nothing is learnt of it */
+    p->plan.reason = reason;
+}
+
+int mt__policy_after_oom(const mt_policy *p) {
+    return p->plan.discard && p->plan.reason == MT_PLAN_OOM;
+}
+
+unsigned mt__policy_device(const mt_policy *p) {
+    return p->plan.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
 }
 
 size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {

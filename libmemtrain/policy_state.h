@@ -7,26 +7,25 @@
 #include "kind.h"
 #include "split.h"
 
-enum { MT__KINDS = 1024, MT__BUCKETS = MT__KINDS / 2, MT__MODES = 2 };
+/* Kinds that are known at once: a thousand, as their hashes fall. */
+enum { MT__BUCKETS = 256, MT__IN_BUCKET = 8, MT__MODES = 2 };
 
-/* How long rungs stay before it is tried without. */
+/* How long a decision holds before it is tried without. */
 typedef struct mt__wait {
-    unsigned steps;    /* training plans since they changed */
-    unsigned patience; /* plans that must have been */
-    int has_left;      /* they changed last because there was room */
+    int steps;    /* since then. Below 0: until it is sure that it was not ended too soon */
+    int patience; /* steps that it holds */
 } mt__wait;
 
 /* Where the ladder stands. */
 typedef struct mt__ladder {
-    unsigned rungs; /* MT_RUNG_BITs that are taken */
-    size_t chunk;   /* a batch that needs larger chunks is made smaller; 0: none is */
+    unsigned rungs; /* MT_RUNG_BITs that are taken, but for a smaller batch: ... */
+    size_t chunk;   /* one that needs larger chunks is made smaller; 0: none is */
 } mt__ladder;
 
 /* Something that nobody has told of takes memory of the device. */
 typedef struct mt__shortage {
-    size_t limit;      /* bytes that may be allocated beside it; 0: none is known of */
-    uint64_t noted_at; /* the step in which the limit was met last */
-    unsigned patience; /* steps from then to the one that is tried without the limit */
+    size_t limit;  /* bytes that may be allocated beside it; 0: none is known of */
+    mt__wait wait; /* from the step in which the limit was met last */
 } mt__shortage;
 
 typedef enum mt__tried { MT__NOTHING, MT__THE_SAME, MT__CLEARED } mt__tried;
@@ -40,26 +39,15 @@ typedef struct mt__trouble {
 /* What is tried before the next rung, in this order. */
 typedef enum mt__resort { MT__RESORT_NONE, MT__RESORT_LARGER, MT__RESORT_ALONE } mt__resort;
 
-/* What the next plan is for. */
-typedef enum mt__next {
-    MT__NEXT_STEP,
-    MT__SAME_STEP, /* which was taken back, and no memory ran out */
-    MT__AFTER_OOM  /* the same step too */
-} mt__next;
-
-/* The gradients of the last training plan's chunks. */
-typedef enum mt__kept { MT__ADDED, MT__KEPT_APART, MT__ONLY_ONES } mt__kept;
-
 /* The step that is planned. */
 typedef struct mt__step {
-    size_t samples;    /* of the whole batch */
+    size_t samples;    /* of the whole batch; 0: none is planned yet */
     size_t cap;        /* the largest chunk for the rest of the step; 0: no cap */
-    size_t try_size;   /* a chunk that is tried though smaller ones did not fit; 0: none */
     mt__resort resort; /* that was tried last */
     int moved_on;      /* a chunk that stays went through since memory ran out */
     mt__trouble trouble;
-    mt__ladder start; /* where to go back to when all was in vain */
-    unsigned failed;  /* rungs that could not be set in this step */
+    unsigned start;  /* rungs that were on when it began */
+    unsigned failed; /* those that could not be set in it */
 } mt__step;
 
 struct mt_policy {
@@ -72,25 +60,26 @@ struct mt_policy {
     mt__shortage shortage;
     /* the step */
     mt__step step;
-    uint64_t steps; /* planned so far, of either mode */
-    mt__next next;
-    size_t discarded; /* samples of a chunk that the last plan runs to be taken back; 0: none */
-    size_t budget;    /* that the last plan was made for; 0: none */
-    int is_watched;   /* the budget is not enforced: a chunk went through above it */
-    mt__kept keep;    /* of the last training plan */
+    mt_plan plan;   /* the last one. discard: what ran of it is taken back, and the step goes on */
+    int is_watched; /* the budget is not enforced: a chunk went through above it */
     /* the ladder */
     mt__ladder ladder;
-    mt__wait wait;   /* for rungs to be left */
-    unsigned device; /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
+    mt__wait wait; /* in training plans, from the change of rungs */
     /* the cache */
-    uint64_t calls[MT__MODES];
+    uint64_t calls[MT__MODES]; /* with MT_CLEAR_AUTO from the last clear */
     uint64_t last_alloc_retries;
-    uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
     double clear_credit; /* seconds that clears may take; below 0: they took more than they may */
 };
 
 /* Whether so many steps have gone by since the shortage was met that one is tried without its limit. */
 int mt__policy_shortage_is_old(const mt_policy *policy);
+
+/* The next plan is for the same step, for this reason. */
+void mt__policy_go_on(mt_policy *policy, mt_plan_reason reason);
+int mt__policy_after_oom(const mt_policy *policy);
+
+/* Where memory is told of: MT_RUNG_CPU's bit, as in the last plan. */
+unsigned mt__policy_device(const mt_policy *policy);
 
 /* Bytes that may be allocated in all: the budget, or less where something else takes room; SIZE_MAX: no limit. */
 size_t mt__policy_limit(const mt_policy *policy, const mt_memory *memory);
@@ -157,6 +146,9 @@ double mt__rungs_rate(const mt_policy *policy, size_t samples);
  * @param oom  that showed it; NULL: it is known beforehand
  */
 int mt__rungs_take(mt_policy *policy, mt_mode mode, const mt_memory *memory, const mt_oom *oom);
+
+/* Nothing has helped: those that were on when the step began are, and a batch is whole again. */
+void mt__rungs_give_back(mt_policy *policy, mt_mode mode);
 
 /* Rungs that a run before ended with, of which those are taken that leave the numbers as they are. */
 void mt__rungs_begin_with(mt_policy *policy, unsigned rungs);

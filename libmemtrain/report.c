@@ -23,7 +23,7 @@ mt_plan_reason mt__policy_reason(const mt_policy *p, mt__kind *k, size_t samples
                                  size_t chunks) {
     const mt__seen *s = k->seen.samples == samples ? &k->seen : NULL;
     mt_plan_reason reason = chunks > fewest ? MT_PLAN_THROUGHPUT : MT_PLAN_START;
-    if (p->next == MT__AFTER_OOM)
+    if (mt__policy_after_oom(p))
         reason = MT_PLAN_OOM;
     else if (mt__policy_fixed(p, samples))
         reason = MT_PLAN_USER;
@@ -67,7 +67,9 @@ mt__need mt__policy_least_need(const mt_policy *p, mt_mode mode, size_t chunk) {
     for (size_t i = 0; i < MT__BUCKETS; i++)
         for (const mt__kind *k = p->kinds[i]; k; k = k->next) {
             unsigned device = k->key.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-            if (k->key.mode != mode || k->key.shape != p->shape.id || device != p->device) continue;
+            if (k->key.mode != mode || k->key.shape != p->shape.id ||
+                device != mt__policy_device(p))
+                continue;
             if (k->key.rungs & p->options.forbid_rungs) continue; /* that a file has told of */
             /* What was cut short tells of chunks as large that they need as much at least. */
             if (k->is_partial && k->range[0].from > chunk) continue;
@@ -93,5 +95,6 @@ double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t s
 }
 
 unsigned mt_policy_rungs(const mt_policy *policy) {
-    return mt__handle_is(policy, MT__KIND_POLICY) ? policy->ladder.rungs : 0;
+    if (!mt__handle_is(policy, MT__KIND_POLICY)) return 0;
+    return policy->ladder.rungs | (policy->ladder.chunk ? MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH) : 0);
 }

@@ -45,19 +45,16 @@ static int crosses_device(const mt_policy *p, unsigned rungs) {
 
 static void move_to(mt_policy *p, unsigned rungs, size_t chunk, int is_left) {
     if (crosses_device(p, rungs)) p->shortage.limit = 0; /* it is the other device's */
-    p->wait.has_left = is_left;
-    p->wait.steps = 0;
-    p->ladder.rungs = rungs;
-    p->ladder.chunk = chunk;
+    p->wait.steps = is_left ? -2 * p->wait.patience : 0;
+    p->ladder = (mt__ladder){rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH), chunk};
 }
 
 /* A rung that is taken within twice the patience after one was left was left too soon. */
 static void set_patience(mt_policy *p) {
-    mt__wait *w = &p->wait;
-    if (w->has_left && w->steps < 2 * w->patience)
-        w->patience *= 2;
-    else if (!p->ladder.rungs)
-        w->patience = RUNG_WAIT;
+    if (p->wait.steps < 0)
+        p->wait.patience *= 2;
+    else if (!mt_policy_rungs(p))
+        p->wait.patience = RUNG_WAIT;
 }
 
 /* Takes the cheapest rung that helps. Returns 0 where none is left. */
@@ -78,28 +75,21 @@ static int climb(mt_policy *p, mt_mode mode) {
     if (rung == MT_RUNG_SMALLER_BATCH)
         chunk = mt__max(least, (size_t)((double)mt__policy_attainable(p, samples) * CUT));
     unsigned rungs = taken | MT_RUNG_BIT(rung);
-    if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
-        rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-        chunk = 0;
-    }
+    if (rung == MT_RUNG_CPU) chunk = 0; /* other memory, so the whole batch again */
     set_patience(p);
     move_to(p, rungs, chunk, 0);
     p->step.resort = MT__RESORT_NONE;
     return 1;
 }
 
-/*
- * A chunk as batches begin with, which may fit where the smallest did not, and nothing has gone through yet: a library may
- * take an algorithm for small chunks that needs more memory than the one for large ones. 0: what is known rules it out.
- */
-static size_t larger_size(const mt_policy *p, const mt__kind *k, size_t samples, size_t room) {
-    size_t larger = mt__max(LEAST_NORMALISED, samples / SMALLEST_SHARE);
-    size_t most = p->options.max_micro_batch;
+/* Whether larger chunks, of so many samples, may fit where the smallest did not: what is known does not rule it out. */
+static int may_be_larger(const mt_policy *p, const mt__kind *k, size_t samples, size_t room) {
+    size_t larger = mt__begin_size(samples), most = p->options.max_micro_batch;
     if (k->limits[MT__IN_PLACE].largest_ran || mt__policy_fixed(p, samples)) return 0;
     if (room == SIZE_MAX || larger > samples || (most && larger > most)) return 0;
     if (larger <= mt__policy_attainable(p, samples)) return 0;
     /* Of what was cut short most grows, if not all. */
-    return k->is_partial && mt__kind_recorded(k, MT__IN_PLACE, larger / 2) > room ? 0 : larger;
+    return !k->is_partial || mt__kind_recorded(k, MT__IN_PLACE, larger / 2) <= room;
 }
 
 /* Whether the whole batch may fit as one chunk without an accumulator. Where that is known the split has it. */
@@ -117,10 +107,8 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory, const mt
     size_t samples = mode == MT_TRAIN ? mt__rungs_samples(p, p->step.samples) : p->step.samples;
     size_t room = mt__policy_room(p, memory, memory->allocated_bytes);
     size_t room_alone = mt__policy_room(p, memory, mt__policy_allocated_alone(p, memory));
-    size_t larger = oom && oom->refused ? larger_size(p, k, samples, room) : 0;
     mt__resort *resort = &p->step.resort;
-    p->step.try_size = *resort < MT__RESORT_LARGER ? larger : 0;
-    if (p->step.try_size)
+    if (*resort < MT__RESORT_LARGER && oom && oom->refused && may_be_larger(p, k, samples, room))
         *resort = MT__RESORT_LARGER;
     else if (*resort < MT__RESORT_ALONE && mode == MT_TRAIN &&
              may_fit_alone(p, k, samples, room_alone))
@@ -147,7 +135,7 @@ static int may_fit(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk
 }
 
 void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
-    const unsigned rungs = p->ladder.rungs;
+    const unsigned rungs = p->ladder.rungs, all = mt_policy_rungs(p);
     const size_t chunk = p->ladder.chunk;
     mt__kind *here = mt__policy_find_kind(p, MT_TRAIN, rungs);
     size_t room = mt__policy_room(p, memory, memory->allocated_bytes);
@@ -157,12 +145,12 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     if (chunk >= whole) whole = before; /* that a small batch fits says nothing of larger ones */
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
         unsigned rest = rungs & (MT_RUNG_BIT(rung) - 1); /* the rungs below it */
-        if (!(rungs & MT_RUNG_BIT(rung))) continue;
+        if (!(all & MT_RUNG_BIT(rung))) continue;
         mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rest);
         /* What failed there is forgotten as if it had been planned. Without fewer samples it is the same kind. */
         if (there && there != here) there->plans++;
         if (may_fit(p, there, rest, whole, room)) {
-            move_to(p, rest, 0, 1);
+            move_to(p, rest, rung > MT_RUNG_SMALLER_BATCH ? chunk : 0, 1);
             return;
         }
     }
@@ -171,8 +159,13 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
         move_to(p, rungs, before, 1);
 }
 
+void mt__rungs_give_back(mt_policy *p, mt_mode mode) {
+    p->ladder.rungs = p->step.start;
+    if (mode == MT_TRAIN) p->ladder.chunk = 0;
+}
+
 void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {
-    p->ladder.rungs = rungs & allowed(p) & SAME_NUMBERS;
+    p->ladder = (mt__ladder){rungs & allowed(p) & SAME_NUMBERS, 0};
     if (p->ladder.rungs) p->wait.patience = RUNG_WAIT; /* as if they had been taken now */
 }
 
@@ -188,8 +181,8 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
     } else {
         set_patience(p);
     }
-    move_to(p, rungs, rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH) ? p->ladder.chunk : 0, 0);
-    p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    p->next = MT__AFTER_OOM;
+    move_to(p, rungs, !on || rung > MT_RUNG_SMALLER_BATCH ? p->ladder.chunk : 0, 0);
+    p->plan.rungs = p->ladder.rungs;
+    mt__policy_go_on(p, MT_PLAN_OOM);
     return MT_OK;
 }

@@ -5,6 +5,10 @@
 
 #include "tuned.h"
 
+size_t mt__begin_size(size_t samples) {
+    return mt__max(LEAST_NORMALISED, samples / SMALLEST_SHARE);
+}
+
 /* Whether rest is known to fit as one chunk without an accumulator. */
 static int fits_alone(const mt__facts *f, const mt__kind *k) {
     int is_known =
@@ -18,10 +22,12 @@ static int fits_alone(const mt__facts *f, const mt__kind *k) {
  * The first chunk of a kind: a very small one where it is recorded; else one that batches could begin with. 0: there is none.
  */
 static size_t first_chunk(const mt__facts *f, const mt__kind *k) {
-    size_t begin = mt__min(mt__max(LEAST_NORMALISED, f->rest / SMALLEST_SHARE), f->rest / 2);
+    size_t begin = mt__min(mt__begin_size(f->rest), f->rest / 2);
     size_t first = mt__max(f->can_record ? FIRST_CHUNK : begin, f->least);
+    size_t left = f->rest - mt__min(first, f->rest);
     if (k->has_run || f->room == SIZE_MAX || f->ran) return 0;
-    if (f->rest < first + f->least) return 0; /* what is left of it would be too small */
+    if (left < f->least || mt__ceil_div(left, left / f->least) > f->most)
+        return 0; /* no legal chunks */
     if (first > f->most || first <= k->learnt) return 0;
     return mt__kind_has_failed(k, MT__IN_PLACE, first, f->room) ? 0 : first;
 }
@@ -51,7 +57,8 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     /* 1. The last resort of these rungs. */
     if (f->must_go_alone) return cut(1, f->rest + 1, 1);
 
-    if (f->size) return cut(mt__ceil_div(f->rest, f->size), 1, 0);
+    if (f->tries_larger && !k->limits[MT__IN_PLACE].largest_ran)
+        return cut(mt__ceil_div(f->rest, mt__begin_size(f->batch)), 1, 0);
 
     /* 2. Chunks that are given. */
     if (f->fixed) return split_fixed(f, k);

@@ -13,7 +13,6 @@ typedef struct mt__facts {
     size_t least;         /* the smallest legal chunk of rest */
     size_t most;          /* the largest that options and this step allow, at least one */
     size_t fixed;         /* chunks that the user has fixed; 0: they are chosen */
-    size_t size;          /* chunks that are to be tried, known to fit or not; 0: chosen */
     size_t ran;           /* the chunk of this plan that ran last; 0: none */
     size_t room;          /* bytes beside what is in use; SIZE_MAX: no limit is known */
     size_t room_told;     /* as far as the backend tells */
@@ -25,6 +24,7 @@ typedef struct mt__facts {
     int all_at_once;      /* all chunks have to be known before the first one runs */
     int is_short;         /* chunks of this step were made smaller: nothing is tried for speed */
     int may_go_alone;     /* rest is the whole batch and may be one chunk without an accumulator */
+    int tries_larger;     /* chunks are to be larger, known to fit or not, until one went through */
     int must_go_alone;    /* it is to be, known or not: nothing else is left */
 } mt__facts;
 
@@ -37,6 +37,9 @@ typedef struct mt__split {
     int discard;     /* single is run to learn from, and taken back */
     int starts_over; /* what ran of this plan is to be taken back: chunks as small would do harm */
 } mt__split;
+
+/* A chunk that such a batch can begin with where nothing is known. */
+size_t mt__begin_size(size_t samples);
 
 mt__split mt__split_batch(const mt__facts *facts, const mt__kind *kind);
 

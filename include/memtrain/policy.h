@@ -200,6 +200,7 @@ typedef struct mt_plan {
      * hold_gradients with on 0 before begin.
      */
     int alone;
+    size_t budget_bytes; /* that it was made for. 0: none */
 } mt_plan;
 
 /*

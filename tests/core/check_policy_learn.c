@@ -72,9 +72,9 @@ TEST_LOOP("learning", plans_of_a_smaller_batch, 2) {
     dev = device_new(need(_i ? 20 : 40), options, (mt_backend_info){.needs_whole_batch = 1});
     train(3, 32);
     ck_assert_int_eq(dev.rungs != 0, _i);
-    before = mt__policy_find_kind(dev.policy, MT_TRAIN, dev.rungs)->plans;
+    before = mt__policy_current(dev.policy, MT_TRAIN)->plans;
     train(3, 32);
-    ck_assert_uint_eq(mt__policy_find_kind(dev.policy, MT_TRAIN, dev.rungs)->plans, before + 3);
+    ck_assert_uint_eq(mt__policy_current(dev.policy, MT_TRAIN)->plans, before + 3);
 }
 
 /*

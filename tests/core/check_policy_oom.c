@@ -433,6 +433,25 @@ TEST_LOOP("oom", each_size_has_its_clear, 6) {
     ck_assert_uint_le(attempt, 2 * DEFAULT_RETRIES + 1);
 }
 
+/* Memory runs out before the first plan of a step: what may pass is tried, and then there is nothing to make smaller. */
+TEST_LOOP("oom", oom_before_a_plan, 4) {
+    mt_policy_options options = {.allow_rungs = _i % 2 ? MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH) : 0};
+    mt_backend_info info = {.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING)};
+
+    dev = device_new(need(40), options, info);
+    if (_i / 2) train(1, 32);
+    ck_ok(mt_policy_begin(dev.policy, NULL));
+    mt_oom oom = oom_explained(&dev, 0, 1);
+    oom.phase = MT_PHASE_BEGIN;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
+    oom = oom_injected(&dev, 0, 1);
+    oom.phase = MT_PHASE_BEGIN;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_RETRY);
+    ck_ok(device_batch(&dev, MT_TRAIN, 20));
+    check_covers(&dev, 20);
+    ck_assert_uint_eq(dev.plan.rungs, 0);
+}
+
 int main(void) {
     suite_each_test(NULL, free_device);
     tcase_set_tags(suite_case_named("oom"), "oom");

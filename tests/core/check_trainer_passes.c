@@ -255,6 +255,43 @@ TEST_LOOP("tries", each_chunk_has_its_own_tries, 2) {
     ck_assert_uint_eq(report.chunk_count, 32);
 }
 
+static mt_status mark_once(void *self) {
+    return refusing.call > 0 ? MT_EDEVMEM : refusing.seam.mark(self);
+}
+
+static mt_status accumulate_first(void *self, size_t first, size_t count, double weight,
+                                  mt_chunk_result *out) {
+    if (++refusing.call == 2) fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+    return refusing.seam.accumulate(self, first, count, weight, out);
+}
+
+static mt_status rollback_all(void *self) {
+    refusing.call = 0;
+    return refusing.seam.rollback(self);
+}
+
+/* The second chunk can never be marked, and what fails in it takes the first one back too, which stays each time. */
+TEST("tries", a_step_ends) {
+    mt_backend seam;
+
+    options = fits(40);
+    policy.micro_batch = 2;
+    policy.max_retries = 2;
+    options.keep = options.tells_gradients = 1;
+    options.budget_bytes += FAKE_GRADIENT_BYTES;
+    refusing.seam = seam = new_seam();
+    own.policy = &policy;
+    seam.accumulate = accumulate_first;
+    seam.mark = mark_once;
+    seam.rollback = rollback_all;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    refusing.call = -64;
+    step(trainer, 64, 1); /* what a chunk needs is known now, so it may stay */
+    refusing.call = 0;
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 10000, MT_ESTATE); /* of a step that does not end */
+    step_fails(trainer, 64, 1, MT_EDEVMEM);
+}
+
 /* What the user has taken is released while the n-th chunk runs, that does not fit all the same. */
 static struct {
     mt_backend seam;
