@@ -2,9 +2,9 @@
  * rungs.c - what helps when the smallest legal chunk does not fit, in the order of its price.
  *
  * First what costs nothing: a larger chunk, where the library takes more memory for small ones; the whole batch as one chunk
- * without an accumulator. Then the rungs of the ladder. Climbing is forced by memory and adds the next rung that is allowed. Leaving drops a rung and those
- * above it, decided from what is known of the chunks without them; a rung that has to be taken again
- * soon is kept for twice as long the next time.
+ * without an accumulator. Then the rungs of the ladder. Climbing is forced by memory and adds the next rung that is allowed.
+ * Leaving drops a rung and those above it, decided from what is known of the chunks without them; a rung that has to be taken
+ * again soon is kept for twice as long the next time.
  */
 #include "policy_state.h"
 #include "tuned.h"

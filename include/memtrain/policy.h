@@ -305,7 +305,7 @@ MT_API void mt_policy_free(mt_policy *policy);
 
 /*
  * Says that a step or an evaluation begins. From now on all calls are about batches of this shape.
- * What is known of a thousand shapes is kept: those that were used last.
+ * What is known of a thousand shapes is kept. Then the oldest ones are forgotten.
  *
  * A length that was not seen before may lie between three that were, or a little beyond them. Then
  * it begins with what is known of these. Bytes follow the parabola through their bytes. Seconds a
@@ -372,9 +372,6 @@ MT_API unsigned mt_policy_rungs(const mt_policy *policy);
  * for a step and a set of rungs, unless it is known not to fit. After that the plan asks for the
  * next allowed rung. A plan for the rest of a step that has begun may also be the whole batch
  * alone, or ask for a rung. Then roll the step back, and ask for a plan of the whole batch.
- *
- * A rung is left when the plan without it is known to fit or, after a longer time, where nothing is
- * known. A rung that had to be taken again soon is kept twice as long the next time.
  *
  * @param memory  as it is before the step. In training, add gradient_bytes to allocated_bytes while
  *                gradients are not held (mt_backend.hold_gradients)
@@ -481,7 +478,8 @@ typedef enum mt_action {
  * Where nothing is recorded and no peak is measured, it is half of what failed.
  *
  * Retries are bounded by max_retries. In addition, the cache may be emptied once for each smaller
- * chunk.
+ * chunk. Before the first plan of a step nothing can be made smaller: then the answer is to try
+ * again, or to give up.
  */
 MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
 
