@@ -17,8 +17,9 @@ extern "C" {
 /*
  * Says whether a device can be used.
  *
- * @return MT_OK; MT_ENOTSUP with the reason in the error line; MT_ETORCH in the driver's words for a card that this process has
- *         used and that is lost; MT_EINVAL for a name that is not a device's
+ * @return MT_OK; MT_ENOTSUP with the reason in the error line; MT_ETORCH in the driver's words for a
+ *         card that this process has used and that is lost; MT_EINVAL for a name that is not a
+ *         device's
  */
 MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
 
