@@ -144,26 +144,6 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
         .must_go_alone = p->step.resort == MT__RESORT_ALONE};
 }
 
-/* Splits what a plan does not cover yet, or the first part of that. */
-static mt_status add_chunks(mt_policy *p, mt_mode mode, mt__kind *k, const mt_memory *memory,
-                            mt_plan *plan) {
-    mt__facts f = facts_of(p, mode, memory, plan);
-    mt__split s = mt__split_batch(&f, k);
-    if (s.starts_over) {
-        plan->discard = 1;
-        return MT_OK;
-    }
-    if (!s.single && !s.chunks)
-        return mt__policy_does_not_fit(p, k, mt__policy_attainable(p, f.rest), memory);
-    plan->discard = s.discard;
-    plan->alone = s.alone;
-    if (!plan->groups && !s.fewest) /* it is not known yet */
-        plan->reason = mt__policy_after_oom(p) ? MT_PLAN_OOM : MT_PLAN_START;
-    else if (!plan->groups && !s.discard)
-        plan->reason = mt__policy_reason(p, k, plan->samples, s.fewest, s.chunks);
-    return s.single ? mt__plan_append(plan, s.single, 1) : mt__plan_append(plan, f.rest, s.chunks);
-}
-
 /* ---- what a plan promises ---- */
 
 /*
@@ -204,12 +184,23 @@ static void promise(const mt_policy *p, mt_mode mode, const mt__kind *k, const m
                                      : 0;
 }
 
-/* Adds chunks to a plan, and says what it promises. */
+/* Splits what a plan does not cover yet, or the first part of that. */
 static mt_status fill(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
     mt__kind *k = mt__policy_current(p, mode);
     if (!k) return mt_set_error(MT_ENOMEM, "a plan of chunks: out of host memory");
+    mt__facts f = facts_of(p, mode, memory, plan);
+    mt__split s = mt__split_batch(&f, k);
     size_t ran = mt_plan_chunks(plan);
-    mt_status status = add_chunks(p, mode, k, memory, plan);
+    plan->discard = s.discard || s.starts_over;
+    if (s.starts_over) return MT_OK;
+    if (!s.single && !s.chunks)
+        return mt__policy_does_not_fit(p, k, mt__policy_attainable(p, f.rest), memory);
+    plan->alone = s.alone;
+    if (!plan->groups && !s.fewest) /* it is not known yet */
+        plan->reason = mt__policy_after_oom(p) ? MT_PLAN_OOM : MT_PLAN_START;
+    else if (!plan->groups && !s.discard)
+        plan->reason = mt__policy_reason(p, k, plan->samples, s.fewest, s.chunks);
+    mt_status status = mt__plan_append(plan, s.single ? s.single : f.rest, s.single ? 1 : s.chunks);
     if (status == MT_OK) promise(p, mode, k, memory, ran, plan);
     return status;
 }

@@ -68,8 +68,7 @@ static int climb(mt_policy *p, mt_mode mode) {
                       (!p->options.micro_batch || mt__policy_most_chunks(p, samples) == 1);
     unsigned rung = 0, may = allowed(p) & ~taken;
     if (mode != MT_TRAIN) may &= ~SAME_NUMBERS;
-    may &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-    if (can_shorten) may |= allowed(p) & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH); /* again and again */
+    if (!can_shorten) may &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH); /* else again and again */
     while (rung < MT_RUNGS && !(may & MT_RUNG_BIT(rung))) rung++;
     if (rung == MT_RUNGS) return 0;
     if (rung == MT_RUNG_SMALLER_BATCH)

@@ -52,8 +52,6 @@ static mt__split split_fixed(const mt__facts *f, const mt__kind *k) {
 }
 
 mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
-    mt__split out = {0, 0, 0, 0, 0, 0};
-
     /* 1. The last resort of these rungs. */
     if (f->must_go_alone) return cut(1, f->rest + 1, 1);
 
@@ -64,12 +62,10 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     if (f->fixed) return split_fixed(f, k);
 
     /* 3. A kind begins with a small chunk, which tells what each sample needs. */
-    out.single = first_chunk(f, k);
-    if (out.single) {
-        out.discard = f->can_record && f->is_training &&
-                      (f->is_deterministic || (f->normalises && f->all_at_once));
-        return out;
-    }
+    size_t first = first_chunk(f, k);
+    int is_taken_back = f->is_deterministic || (f->normalises && f->all_at_once);
+    is_taken_back = is_taken_back && f->can_record && f->is_training;
+    if (first) return (mt__split){.single = first, .discard = is_taken_back};
 
     /* 4. The largest chunk that fits, balanced. */
     size_t most_chunks = f->rest / f->least, small = mt__ceil_div(f->rest, most_chunks);
@@ -118,10 +114,6 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     size_t chunk = next ? next : mt__ceil_div(f->rest, chunks);
 
     /* 8. A first chunk that was smaller than those to come is not to count where chunks normalise. */
-    out.starts_over = f->normalises && f->ran && f->ran < mt__min(chunk, LEAST_NORMALISED);
-    out.single = next;
-    out.chunks = chunks;
-    out.fewest = fewest;
-    out.alone = !next && chunks == 1 && alone;
-    return out;
+    int starts_over = f->normalises && f->ran && f->ran < mt__min(chunk, LEAST_NORMALISED);
+    return (mt__split){next, chunks, fewest, !next && chunks == 1 && alone, 0, starts_over};
 }
