@@ -96,8 +96,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
                       is_elsewhere(oom) ? NULL : p->recording);
 
     /* 6. A second set of gradients is given up before anything else is. */
-    if (explained && oom->chunk && oom->mode == MT_TRAIN && p->plan.keep && !p->plan.alone)
-        return MT_ACTION_REPLAN;
+    if (explained && oom->chunk && way == MT__APART && !p->plan.alone) return MT_ACTION_REPLAN;
 
     /* 7. Smaller chunks; or larger ones, where a smaller one needs more. */
     if (oom->chunk && oom->chunk <= k->too_small && p->step.resort == MT__RESORT_NONE &&

@@ -134,7 +134,7 @@ mt_status mt__policy_does_not_fit(const mt_policy *policy, const mt__kind *kind,
 
 void mt__lengths_inherit(const mt_policy *policy, mt__kind *kind);
 
-/* ---- rungs.c, which calls nothing above it ---- */
+/* ---- rungs.c, which calls no other decision ---- */
 
 /* Samples of a step on this batch, less where the batch was made smaller; and the rate's factor. */
 size_t mt__rungs_samples(const mt_policy *policy, size_t samples);

@@ -368,10 +368,10 @@ MT_API unsigned mt_policy_rungs(const mt_policy *policy);
  * Plans the chunks of the next batch of that many samples. Once the sizes of a shape are known, it
  * allocates nothing and takes well under 2 microseconds.
  *
- * When the smallest legal chunk does not fit, the plan is the whole batch alone. That is tried once
- * for a step and a set of rungs, unless it is known not to fit. After that the plan asks for the
- * next allowed rung. A plan for the rest of a step that has begun may also be the whole batch
- * alone, or ask for a rung. Then roll the step back, and ask for a plan of the whole batch.
+ * When the smallest legal chunk does not fit, the plan has larger chunks, then the whole batch
+ * alone. Each is tried once for a step and a set of rungs, unless it is known not to fit. After
+ * that the plan asks for the next allowed rung. So may a plan for the rest of a step that has
+ * begun. Then roll the step back, and ask for a plan of the whole batch.
  *
  * @param memory  as it is before the step. In training, add gradient_bytes to allocated_bytes while
  *                gradients are not held (mt_backend.hold_gradients)
@@ -471,8 +471,8 @@ typedef enum mt_action {
  * refusal without evidence counts as explained inside a chunk, and as not explained outside of one.
  *
  * A refusal that the budget does not explain is an accident at first. The same plan runs again,
- * then once more with an empty cache. The third refusal in a row is a shortage. Then less may be
- * allocated for some steps, in batches of all shapes.
+ * then once more with an empty cache. The third refusal of a chunk, if there is evidence, is a
+ * shortage. Then less may be allocated for some steps, in batches of all shapes.
  *
  * A refusal that the budget explains corrects the model. The next plan comes from the model.
  * Where nothing is recorded and no peak is measured, it is half of what failed.
