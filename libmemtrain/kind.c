@@ -223,7 +223,8 @@ static void take_recording(mt__kind *k, mt_recording **recording) {
     if (k->is_partial) mt__kind_drop_ranges(k);
     size_t at = k->ranges ? range_of(k, r->samples) : 0;
     mt__range *old = &k->range[at];
-    if (k->ranges && first && first->samples == old->from) {
+    int is_second = k->ranges && first && first->samples == old->from;
+    if (is_second) {
         int is_larger = r->samples > first->samples;
         const mt_recording *small = is_larger ? first : r, *large = is_larger ? r : first;
         if (make_range(small, large, &range) != MT_OK) return;
@@ -235,14 +236,14 @@ static void take_recording(mt__kind *k, mt_recording **recording) {
             return;
         }
         free_models(&range);
-    } else if (k->ranges &&
-               is_near(told_by(old->model[MT__IN_PLACE], r->samples), mt__recording_peak(r, 0))) {
+    }
+    int bears_out =
+        k->ranges && !is_second &&
+        is_near(told_by(old->model[MT__IN_PLACE], r->samples), mt__recording_peak(r, 0));
+    /* Where there are too many one speaks for others, well or badly. */
+    if (bears_out || k->ranges == MT__RANGES) {
         old->top = mt__max(old->top, r->samples);
         old->from = mt__min(old->from, r->samples);
-        return;
-    }
-    if (k->ranges == MT__RANGES) { /* the last one speaks for the others, well or badly */
-        old->top = mt__max(old->top, r->samples);
         return;
     }
     if (make_range(r, NULL, &range) != MT_OK) return;

@@ -198,7 +198,7 @@ TEST_LOOP("recorded", borne_out_within_a_hundredth, 5) {
     ck_assert_uint_eq(k->ranges, rows[_i].ranges);
 }
 
-/* Kernels that change all the time: there are no more ranges than there is place for, and the last speaks for all above. */
+/* Kernels that change all the time: there are no more ranges than there is place for, and each speaks for what is above it. */
 TEST("recorded", ranges_are_full) {
     for (size_t m = 2; m < ((size_t)1 << 20); m *= 2) {
         ck_assert(mt__kind_wants_recording(k, m));
@@ -206,6 +206,8 @@ TEST("recorded", ranges_are_full) {
         ck_assert_uint_ge(mt__kind_predict(k, MT__IN_PLACE, m), m * m);
         ck_assert(!mt__kind_wants_recording(k, m));
     }
+    run_bytes(1, 1); /* below them all */
+    ck_assert(!mt__kind_wants_recording(k, 1));
     ck_assert_uint_eq(k->ranges, MT__RANGES);
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, SIZE_MAX), SIZE_MAX);
 }
