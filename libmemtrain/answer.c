@@ -32,7 +32,7 @@ static int is_explained(const mt_policy *p, const mt_oom *oom) {
 static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     mt__shortage *s = &p->shortage;
     int in_vain = s->limit && mt__policy_shortage_is_old(p);
-    int patience = in_vain ? s->wait.patience + 1 : SHORTAGE_WAIT;
+    int64_t patience = in_vain ? s->wait.patience + 1 : SHORTAGE_WAIT;
     size_t limit = mt__add(oom->allocated_before_bytes, predicted);
     if (oom->refused) limit = asked_in_all(oom);
     limit = mt__max(2, limit) - 1;
@@ -68,7 +68,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
 
     /* 1. Enough is enough, of these rungs and of the step. Clears for smaller chunks are no retries. */
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
-    if (oom->attempt > p->options.max_retries * (2 * samples + MT_RUNGS)) return MT_ACTION_GIVE_UP;
+    if (oom->attempt / p->options.max_retries > 2 * samples + MT_RUNGS) return MT_ACTION_GIVE_UP;
 
     /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
     if (!explained && !is_known && t->tried < MT__THE_SAME) {
@@ -85,8 +85,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_CLEAR;
     }
 
-    /* 4. Given chunks stay as they are. */
-    if (oom->plan_is_fixed) return MT_ACTION_GIVE_UP;
+    /* 4. Given chunks stay as they are, and before the first plan of a step there is nothing to change. */
+    if (oom->plan_is_fixed || !p->step.samples) return MT_ACTION_GIVE_UP;
 
     /* 5. What it tells is a fact of the device, or of chunks of this kind. */
     if (is_short)
@@ -99,8 +99,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     if (explained && oom->chunk && way == MT__APART && !p->plan.alone) return MT_ACTION_REPLAN;
 
     /* 7. Smaller chunks; or larger ones, where a smaller one needs more. */
-    if (oom->chunk && oom->chunk <= k->too_small && p->step.resort == MT__RESORT_NONE &&
-        mt__kind_largest(k, MT__IN_PLACE, room) > oom->chunk) {
+    if (!none_ran && oom->chunk && oom->chunk <= k->too_small &&
+        p->step.resort == MT__RESORT_NONE && mt__kind_largest(k, MT__IN_PLACE, room) > oom->chunk) {
         p->step.resort = MT__RESORT_LARGER;
         p->step.cap = 0;
         return MT_ACTION_REPLAN;
@@ -114,8 +114,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
 
-    /* 8. Rungs, for a batch that is planned. An update takes no less after the whole batch alone. */
-    if (!p->step.samples) return MT_ACTION_GIVE_UP;
+    /* 8. Rungs. An update takes no less after the whole batch alone. */
     if (oom->phase == MT_PHASE_APPLY) p->step.resort = MT__RESORT_ALONE;
     if (!mt__rungs_take(p, oom->mode, &oom->memory, oom)) return MT_ACTION_GIVE_UP;
     *t = (mt__trouble){0, MT__NOTHING};

@@ -222,8 +222,8 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     mt_status status = enter(p, mode, "mt_policy_plan", &own, sizeof own, memory, "memory");
     if (status != MT_OK) return status;
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
-    if (p->plan
-            .discard) { /* what was to be learnt from ran. Without units it left no other trace */
+    /* What was to be learnt from ran. Without units it left no other trace. */
+    if (p->plan.discard && p->step.samples) {
         mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs);
         size_t ran = mt_plan_chunk(&p->plan, mt_plan_chunks(&p->plan) - 1);
         if (k) k->learnt = mt__max(k->learnt, ran);

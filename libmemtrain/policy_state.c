@@ -9,7 +9,7 @@
 static size_t bucket_of(const mt__key *key) {
     uint64_t hash =
         (key->shape ^ ((uint64_t)key->rungs << 1) ^ (uint64_t)key->mode) * 0x9e3779b97f4a7c15u;
-    return (size_t)(hash >> 32) % MT__BUCKETS;
+    return (size_t)(hash >> 56) % MT__BUCKETS; /* its best bits */
 }
 
 mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs) {

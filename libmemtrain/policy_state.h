@@ -12,8 +12,8 @@ enum { MT__BUCKETS = 256, MT__IN_BUCKET = 8, MT__MODES = 2 };
 
 /* How long a decision holds before it is tried without. */
 typedef struct mt__wait {
-    int steps;    /* since then. Below 0: until it is sure that it was not ended too soon */
-    int patience; /* steps that it holds */
+    int64_t steps;    /* since then. Below 0: until it is sure that it was not ended too soon */
+    int64_t patience; /* steps that it holds */
 } mt__wait;
 
 /* Where the ladder stands. */

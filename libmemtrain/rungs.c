@@ -160,7 +160,7 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
 
 void mt__rungs_give_back(mt_policy *p, mt_mode mode) {
     p->ladder.rungs = p->step.start;
-    if (mode == MT_TRAIN) p->ladder.chunk = 0;
+    if (mode == MT_TRAIN && p->step.samples) p->ladder.chunk = 0;
 }
 
 void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {

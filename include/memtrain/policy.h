@@ -304,7 +304,7 @@ MT_API MT_NODISCARD mt_status mt_policy_new(const mt_policy_options *options,
 MT_API void mt_policy_free(mt_policy *policy);
 
 /*
- * Says that a step or an evaluation begins. From now on all calls are about batches of this shape.
+ * Call it before each step and each evaluation. Then all calls are about batches of this shape.
  * What is known of a thousand shapes is kept. Then the oldest ones are forgotten.
  *
  * A length that was not seen before may lie between three that were, or a little beyond them. Then

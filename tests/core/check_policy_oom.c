@@ -2,6 +2,7 @@
  * check_policy_oom.c - what an OOM is answered with, and what is remembered of it.
  */
 #include "candidates.h"
+#include "policy_state.h"
 #include "policy_tests.h"
 #include "suite.h"
 #include "tuned.h"
@@ -434,22 +435,48 @@ TEST_LOOP("oom", each_size_has_its_clear, 6) {
 }
 
 /* Memory runs out before the first plan of a step: what may pass is tried, and then there is nothing to make smaller. */
-TEST_LOOP("oom", oom_before_a_plan, 4) {
+TEST_LOOP("oom", oom_before_a_plan, 8) {
     mt_policy_options options = {.allow_rungs = _i % 2 ? MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH) : 0};
     mt_backend_info info = {.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING)};
+    size_t chunk = _i & 4 ? 8 : 0;
 
     dev = device_new(need(40), options, info);
-    if (_i / 2) train(1, 32);
+    if (_i & 2) train(1, 32);
     ck_ok(mt_policy_begin(dev.policy, NULL));
-    mt_oom oom = oom_explained(&dev, 0, 1);
-    oom.phase = MT_PHASE_BEGIN;
+    mt_oom oom = oom_explained(&dev, chunk, 1);
+    oom.phase = chunk ? MT_PHASE_ACCUMULATE : MT_PHASE_BEGIN;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
-    oom = oom_injected(&dev, 0, 1);
-    oom.phase = MT_PHASE_BEGIN;
+    oom = oom_injected(&dev, chunk, 1);
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_RETRY);
     ck_ok(device_batch(&dev, MT_TRAIN, 20));
     check_covers(&dev, 20);
     ck_assert_uint_eq(dev.plan.rungs, 0);
+}
+
+/* What is told before the first plan of a step does not make it a part of the step before. */
+TEST_LOOP("oom", told_before_a_plan, 2) {
+    mt_backend_info info = {.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING), .min_micro_batch = 2};
+
+    dev = device_new(need(40), (mt_policy_options){0}, info);
+    train(3, 32);
+    ck_ok(mt_policy_begin(dev.policy, NULL));
+    ck_ok(_i ? mt_policy_replan(dev.policy)
+             : mt_policy_rung_failed(dev.policy, MT_RUNG_AMP, 1, MT_ENOTSUP));
+    dev.budget = need(2) - 1;
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    check_covers(&dev, 32);
+    ck_assert_uint_eq(dev.plan.rungs, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING));
+}
+
+/* That small chunks need more may be told by a file, before any chunk ran: larger ones are no larger than is allowed. */
+TEST("oom", too_small_before_any_ran) {
+    dev = device_new(need(40), (mt_policy_options){.max_micro_batch = 2}, (mt_backend_info){0});
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    mt__policy_current(dev.policy, MT_TRAIN)->too_small = 2;
+    for (unsigned attempt = 1; attempt <= 4; attempt++) {
+        if (answer_and_plan(oom_injected(&dev, 2, attempt), 64) == MT_ACTION_GIVE_UP) break;
+        ck_assert_uint_le(mt_plan_chunk(&dev.plan, 0), 2);
+    }
 }
 
 int main(void) {
