@@ -499,7 +499,7 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
  * Decides whether to empty the cache now. Ask once before each step or evaluation call.
  *
  * MT_CLEAR_AUTO clears when more is reserved than the budget, or when the allocator had to retry.
- * There is at most one such clear in 100 calls. All clears together take at most 1 % of the time
+ * There is one such clear in 100 calls of a mode at most. All together take at most 1 % of the time
  * that chunks were told to take; the last clear does not count. Deterministic runs do not look at the time.
  *
  * Clearing every N steps comes before step N + 1, 2 N + 1, and so on.
