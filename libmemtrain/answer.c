@@ -5,26 +5,6 @@
 #include "policy_state.h"
 #include "tuned.h"
 
-/* Bytes that were asked for in all when the request was refused. */
-static size_t asked_in_all(const mt_oom *oom) {
-    return mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
-}
-
-/* Whether other memory than the device's was refused, as the host's where a card trains: its bytes are told as 0. */
-static int is_elsewhere(const mt_oom *oom) {
-    return oom->refused && !oom->refused_bytes;
-}
-
-/*
- * Whether what may be allocated explains the refusal: so it does without evidence, in a chunk. Begin and apply have no
- * size that could be wrong.
- */
-static int is_explained(const mt_policy *p, const mt_oom *oom) {
-    if (is_elsewhere(oom)) return 0;
-    if (!oom->refused) return oom->chunk > 0;
-    return !oom->memory.budget_bytes || asked_in_all(oom) > mt__policy_limit(p, &oom->memory);
-}
-
 /*
  * What may be allocated from now on: less than was asked for. Where a try without the limit was in vain, it is no higher than
  * before and holds longer.
@@ -34,7 +14,7 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     int in_vain = s->limit && mt__policy_shortage_is_old(p);
     int64_t patience = in_vain ? s->wait.patience + 1 : SHORTAGE_WAIT;
     size_t limit = mt__add(oom->allocated_before_bytes, predicted);
-    if (oom->refused) limit = asked_in_all(oom);
+    if (oom->refused) limit = mt__policy_asked(oom);
     limit = mt__max(2, limit) - 1;
     if (in_vain) limit = mt__min(limit, s->limit);
     *s = (mt__shortage){limit, {0, patience}};
@@ -44,19 +24,24 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
 static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
     mt__way way = mt__policy_way(p, oom->mode);
+    const mt__limits *l = &k->limits[way];
     size_t samples = mt__max(1, p->step.samples), least = mt__policy_attainable(p, samples);
-    size_t room = is_elsewhere(oom) ? SIZE_MAX /* not known */
-                                    : mt__policy_room(p, &oom->memory, oom->allocated_before_bytes);
+    /* Other memory than the device's was refused, as the host's where a card trains. */
+    int elsewhere = oom->refused && !oom->refused_bytes;
+    size_t room = elsewhere ? SIZE_MAX /* not known */
+                            : mt__policy_room(p, &oom->memory, oom->allocated_before_bytes);
     size_t predicted = oom->chunk ? mt__kind_predict(k, way, oom->chunk) : 0;
-    int explained = is_explained(p, oom);
+    /* What may be allocated explains the refusal. Begin and apply have no size that could be wrong. */
+    int is_above = mt__policy_asked(oom) > mt__policy_limit(p, &oom->memory);
+    int explained = oom->refused ? !elsewhere && (is_above || !oom->memory.budget_bytes)
+                                 : oom->chunk > 0 /* no evidence */;
     /* Something else has room that was told to be free: what was asked for is within the limit; or there is no evidence, */
     /* and a chunk as large went through in no more room. */
-    const mt__limits *l = &k->limits[way];
     int has_run = oom->chunk && oom->chunk <= l->largest_ran && room >= l->proven_room;
     int is_short =
-        oom->refused ? !explained && !is_elsewhere(oom) : predicted && has_run && room < SIZE_MAX;
-    int is_known = is_short ? p->shortage.limit > 0 /* that something else has the room */
-                            : is_elsewhere(oom) && p->step.cap; /* that there is too little */
+        oom->refused ? !explained && !elsewhere : predicted && has_run && room < SIZE_MAX;
+    int is_known = is_short ? p->shortage.limit > 0     /* that something else has the room */
+                            : elsewhere && p->step.cap; /* that there is too little */
     int has_cache = mt__cached(&oom->memory) > 0;
     /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
     int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
@@ -93,7 +78,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         note_shortage(p, oom, predicted);
     else if (oom->chunk)
         mt__kind_fail(k, way, oom->chunk, room, oom->refused_bytes ? mt__policy_seen_need(oom) : 0,
-                      is_elsewhere(oom) ? NULL : p->recording);
+                      elsewhere ? NULL : p->recording);
 
     /* 6. A second set of gradients is given up before anything else is. */
     if (explained && oom->chunk && way == MT__APART && !p->plan.alone) return MT_ACTION_REPLAN;

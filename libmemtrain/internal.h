@@ -94,6 +94,11 @@ static inline size_t mt__max(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
+/* What is left of a whole, which may be less than is used; of SIZE_MAX, which stands for no limit, all. */
+static inline size_t mt__left(size_t whole, size_t used) {
+    return whole == SIZE_MAX ? whole : whole - mt__min(whole, used);
+}
+
 /* a / b rounded up, b > 0. */
 static inline size_t mt__ceil_div(size_t a, size_t b) {
     return a / b + (a % b != 0);

@@ -137,21 +137,24 @@ static size_t small_and_alone(const mt__kind *k, mt__way way) {
     return !k->is_partial && only < 2 * FIRST_CHUNK ? only : 0;
 }
 
-/* Whether a failure is remembered, of at least so much room. */
-static int holds(const mt__kind *k, const mt__failure *f, size_t room) {
-    return f->chunk && k->plans < f->until && room <= f->room;
+size_t mt__kind_allowed(const mt__kind *k, mt__way way, size_t room) {
+    const mt__failure *f = k->limits[way].failed;
+    size_t most = SIZE_MAX;
+    for (int i = 0; i < 2; i++)
+        if (f[i].chunk && k->plans < f[i].until && room <= f[i].room)
+            most = mt__min(most, f[i].chunk - 1);
+    return most;
 }
 
 size_t mt__kind_largest(const mt__kind *k, mt__way way, size_t room) {
     const mt__limits *l = &k->limits[way];
-    size_t left = room == SIZE_MAX ? room : room - mt__min(room, l->residual);
+    size_t left = mt__left(room, l->residual);
+    size_t allowed = mt__kind_allowed(k, way, room);
     size_t m =
         mt__kind_is_recorded(k, way) ? largest_recorded(k, way, left) : largest_measured(l, left);
     m = mt__max(m, 2 * small_and_alone(k, way));
-    for (int i = 0; i < 2; i++)
-        if (holds(k, &l->failed[i], room)) m = mt__min(m, l->failed[i].chunk - 1);
-    int is_proven = room >= l->proven_room && !mt__kind_has_failed(k, way, l->largest_ran, room);
-    return is_proven ? mt__max(m, l->largest_ran) : m;
+    m = mt__min(m, allowed);
+    return room >= l->proven_room && l->largest_ran <= allowed ? mt__max(m, l->largest_ran) : m;
 }
 
 int mt__kind_rules_out(const mt__kind *k, mt__way way, size_t samples, size_t room) {
@@ -166,13 +169,6 @@ int mt__kind_rules_out(const mt__kind *k, mt__way way, size_t samples, size_t ro
                    to_size((double)told / NEARLY / (double)r->from * (double)samples) >
                room;
     return mt_memory_model_peak(model, samples) > room;
-}
-
-int mt__kind_has_failed(const mt__kind *k, mt__way way, size_t samples, size_t room) {
-    const mt__failure *f = k->limits[way].failed;
-    for (int i = 0; i < 2; i++)
-        if (holds(k, &f[i], room) && samples >= f[i].chunk) return 1;
-    return 0;
 }
 
 void mt__kind_forget(mt__kind *k) {

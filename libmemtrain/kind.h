@@ -105,8 +105,8 @@ size_t mt__kind_largest(const mt__kind *kind, mt__way way, size_t room);
 /* Whether it is known, and not by an estimate, that so many samples do not fit into room. */
 int mt__kind_rules_out(const mt__kind *kind, mt__way way, size_t samples, size_t room);
 
-/* Whether so many samples are remembered to have failed in no more room than this. */
-int mt__kind_has_failed(const mt__kind *kind, mt__way way, size_t samples, size_t room);
+/* The largest size against which no failure speaks, remembered of as much room; SIZE_MAX: none does. */
+size_t mt__kind_allowed(const mt__kind *kind, mt__way way, size_t room);
 
 /* What failed is forgotten, since it may have been for another device. */
 void mt__kind_forget(mt__kind *kind);

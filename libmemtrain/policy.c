@@ -76,15 +76,14 @@ mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
     mt_status status = mt__take_versioned(&now, sizeof now, info, "mt_policy_describe", "info");
     int is_other = now.normalises_over_batch != policy->info.normalises_over_batch ||
                    now.min_micro_batch != policy->info.min_micro_batch;
-    if (status == MT_OK && is_other)
-        status = mt__check_backend_sizes(
-            &policy->options, now.min_micro_batch,
-            now.normalises_over_batch ? ", since they normalise over their samples" : "");
+    const char *why = now.normalises_over_batch ? ", since they normalise over their samples" : "";
+    if (status == MT_OK)
+        status = mt__check_backend_sizes(&policy->options, now.min_micro_batch, why);
     if (status != MT_OK) return status;
     policy->info.gradient_bytes = now.gradient_bytes;
-    if (!is_other) return MT_OK;
     policy->info.normalises_over_batch = now.normalises_over_batch;
     policy->info.min_micro_batch = now.min_micro_batch;
+    if (!is_other) return MT_OK;
     policy->plan.groups = 0; /* what ran of it is not learnt */
     /* A smaller chunk than is legal may have come of one refusal, which says nothing. */
     policy->step.cap = 0;
@@ -130,8 +129,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
         .tries_larger = p->step.resort == MT__RESORT_LARGER,
         .ran = plan->groups ? plan->group[plan->groups - 1].samples : 0,
         .room = mt__policy_room(p, memory, used),
-        .room_told =
-            is_told ? memory->budget_bytes - mt__min(memory->budget_bytes, used) : SIZE_MAX,
+        .room_told = mt__left(is_told ? memory->budget_bytes : SIZE_MAX, used),
         .room_alone = mt__policy_room(p, memory, mt__policy_allocated_alone(p, memory)),
         .is_training = is_training,
         .can_record = can_record(p),
@@ -162,7 +160,7 @@ static int has_room_to_keep(const mt_policy *p, const mt__kind *k, size_t larges
     if (!is_known && !is_asked) return 0;
     if (is_known) bound = mt__kind_predict(k, MT__APART, largest);
     if (memory->budget_bytes && (!*bytes || bound > room)) return 0;
-    if (mt__kind_has_failed(k, MT__APART, largest, room)) return 0;
+    if (largest > mt__kind_allowed(k, MT__APART, room)) return 0;
     *bytes = bound;
     return 1;
 }
@@ -292,9 +290,9 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     mt__kind *k = mt__policy_current(p, mode);
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
     mt__way way = mt__policy_way(p, mode);
-    size_t peak = own.peak_bytes - mt__min(own.peak_bytes, allocated_before);
+    size_t peak = mt__left(own.peak_bytes, allocated_before);
     size_t budget = p->plan.budget_bytes;
-    size_t room = budget ? budget - mt__min(budget, allocated_before) : SIZE_MAX;
+    size_t room = mt__left(budget ? budget : SIZE_MAX, allocated_before);
     /* Where a budget is watched and not enforced, chunks go through above it: that proves nothing. */
     int is_above = budget && own.peak_bytes > budget;
     if (is_above) room = 0;

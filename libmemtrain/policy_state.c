@@ -20,22 +20,18 @@ mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs)
     return k;
 }
 
-/* A new kind is the first of its bucket. Where there are too many, the oldest one is forgotten. */
-static void put(mt__kind **bucket, mt__kind *kind) {
-    mt__kind **last = bucket;
-    kind->next = *bucket;
-    *bucket = kind;
-    for (int i = 0; i < MT__IN_BUCKET && *last; i++) last = &(*last)->next;
-    mt__kind_free(*last);
-    *last = NULL;
-}
-
 mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
     mt__kind *k = mt__policy_find_kind(p, mode, rungs);
     mt__key key = {mode, p->shape.id, rungs};
     if (k || !(k = mt__kind_new(&key, &p->shape, p->info.kernels_change))) return k;
     if (!p->options.deterministic) mt__lengths_inherit(p, k);
-    put(&p->kinds[bucket_of(&key)], k);
+    /* It is the first of its bucket. Where there are too many, the oldest one is forgotten. */
+    mt__kind **last = &p->kinds[bucket_of(&key)];
+    k->next = *last;
+    *last = k;
+    for (int i = 0; i < MT__IN_BUCKET && *last; i++) last = &(*last)->next;
+    mt__kind_free(*last);
+    *last = NULL;
     return k;
 }
 
@@ -72,7 +68,7 @@ size_t mt__policy_attainable(const mt_policy *p, size_t samples) {
 }
 
 size_t mt__cached(const mt_memory *memory) {
-    return memory->reserved_bytes - mt__min(memory->reserved_bytes, memory->allocated_bytes);
+    return mt__left(memory->reserved_bytes, memory->allocated_bytes);
 }
 
 size_t mt__policy_fixed(const mt_policy *p, size_t samples) {
@@ -112,15 +108,17 @@ size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {
 }
 
 size_t mt__policy_room(const mt_policy *p, const mt_memory *memory, size_t allocated) {
-    size_t limit = mt__policy_limit(p, memory);
-    return limit == SIZE_MAX ? limit : limit - mt__min(limit, allocated);
+    return mt__left(mt__policy_limit(p, memory), allocated);
 }
 
 size_t mt__policy_allocated_alone(const mt_policy *p, const mt_memory *memory) {
-    return memory->allocated_bytes - mt__min(memory->allocated_bytes, p->info.gradient_bytes);
+    return mt__left(memory->allocated_bytes, p->info.gradient_bytes);
+}
+
+size_t mt__policy_asked(const mt_oom *oom) {
+    return mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
 }
 
 size_t mt__policy_seen_need(const mt_oom *oom) {
-    size_t asked = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
-    return asked - mt__min(asked, oom->allocated_before_bytes);
+    return mt__left(mt__policy_asked(oom), oom->allocated_before_bytes);
 }

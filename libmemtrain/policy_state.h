@@ -115,7 +115,8 @@ mt__kind *mt__policy_current(mt_policy *policy, mt_mode mode);
 /* No chunk is recorded any more. */
 void mt__policy_end_recording(mt_policy *policy);
 
-/* Bytes above its start that a refused chunk had and asked for; 0: no evidence. */
+/* Bytes that were in use and asked for when memory was refused; those above the chunk's start. 0: no evidence. */
+size_t mt__policy_asked(const mt_oom *oom);
 size_t mt__policy_seen_need(const mt_oom *oom);
 
 /* ---- options.c, report.c ---- */

@@ -96,7 +96,7 @@ static int may_fit_alone(const mt_policy *p, const mt__kind *k, size_t samples, 
     int is_known = mt__kind_is_recorded(k, MT__APART) && mt__kind_is_sure(k, MT__APART, samples);
     /* A batch made smaller is not the whole one. */
     if (samples != p->step.samples || !mt__policy_may_go_alone(p, MT_TRAIN, samples)) return 0;
-    if (is_known || mt__kind_has_failed(k, MT__APART, samples, room)) return 0;
+    if (is_known || samples > mt__kind_allowed(k, MT__APART, room)) return 0;
     return !k->is_partial || !mt__kind_rules_out(k, MT__IN_PLACE, samples, room);
 }
 

@@ -81,32 +81,27 @@ double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t ch
     return larger ? seconds + (double)larger * chunk_seconds(sizes, small + 1) : seconds;
 }
 
-/* Whether a size that is hardly another is known. Batches of many sizes would have ever new ones else. */
-static int is_nearly_known(const mt__sizes *s, size_t samples) {
-    for (const mt__size *e = s->entry; e < s->entry + s->count; e++) {
-        size_t apart = e->samples > samples ? e->samples - samples : samples - e->samples;
-        if (e->runs >= KNOWN_RUNS && apart <= samples / NEARLY) return 1;
-    }
-    return 0;
-}
-
-/* Seconds a sample of the fastest size; 0: nothing was measured. */
-static double best_rate(const mt__sizes *s) {
-    double best = 0;
-    for (size_t i = 0; i < s->count; i++)
-        if (best == 0 || rate(&s->entry[i]) < best) best = rate(&s->entry[i]);
-    return best;
-}
-
 /*
- * Whether a size has to run to be known: its first run sets it up, and others may meet busy moments. Where it is not far too
- * slow it runs again after a while, since all of them may have.
+ * Whether a size has to run to be known: its first run sets it up, and others may meet busy moments.
+ * - It is of no use above a size that was much slower than a smaller one: one that is known, or has run in this batch.
+ * - Nor is one that is hardly another than a known one: batches of many sizes would have ever new ones.
+ * - Where it is not far too slow it runs again after a while, since all its runs may have met busy moments.
  */
-static int is_due(const mt__sizes *s, size_t samples, double best) {
-    const mt__size *e = find(s, samples);
-    if (!e) return !is_nearly_known(s, samples);
-    int is_old = s->batches > RERUN_AFTER * e->last_batch;
-    return e->runs < KNOWN_RUNS || (is_old && rate(e) < CLIFF * best);
+static int is_due(const mt__sizes *s, size_t samples) {
+    const mt__size *own = NULL;
+    double best = INFINITY; /* seconds a sample, of those looked at */
+    int is_near = 0;
+    for (const mt__size *e = s->entry; e < s->entry + s->count; e++) {
+        size_t apart = mt__max(e->samples, samples) - mt__min(e->samples, samples);
+        int is_known = e->runs >= KNOWN_RUNS, counts = is_known || e->last_batch == s->batches;
+        if (e->samples < samples && counts && rate(e) > CLIFF * best) return 0;
+        best = fmin(best, rate(e));
+        is_near |= is_known && apart <= samples / NEARLY;
+        if (!apart) own = e;
+    }
+    if (!own) return !is_near;
+    int is_old = s->batches > RERUN_AFTER * own->last_batch;
+    return own->runs < KNOWN_RUNS || (is_old && rate(own) < CLIFF * best);
 }
 
 /* The largest candidate below so many samples: top, or a power of two; 0: none is left. */
@@ -124,32 +119,16 @@ static size_t run_size(const mt__bounds *b, size_t candidate) {
     return mt__ceil_div(b->even, mt__min(mt__ceil_div(b->even, candidate), b->even / b->legal));
 }
 
-/*
- * Whether a size lies above one that was so much slower than a smaller one that it is no use to go on: one that is known, or
- * has run in this batch.
- */
-static int is_beyond_cliff(const mt__sizes *s, size_t samples) {
-    double best = INFINITY;
-    for (const mt__size *e = s->entry; e < s->entry + s->count && e->samples < samples; e++) {
-        int counts = e->runs >= KNOWN_RUNS || e->last_batch == s->batches;
-        if (counts && rate(e) > CLIFF * best) return 1;
-        best = fmin(best, rate(e));
-    }
-    return 0;
-}
-
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last) {
-    double best = best_rate(sizes);
     size_t next = 0;
     /* They grow within a batch, so that kernels of larger ones are met step by step. */
     for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > last;) {
         /* What is left has to be legal chunks that fit: 78 of at least 42 are one. */
-        size_t left = rest - mt__min(c, rest);
+        size_t left = mt__left(rest, c);
         int leaves_legal = c == rest || (left >= bounds->left &&
                                          mt__ceil_div(left, left / bounds->legal) <= bounds->top);
         size_t size = run_size(bounds, c);
-        if (is_due(sizes, size, best) && !is_beyond_cliff(sizes, size))
-            next = leaves_legal ? size : 0;
+        if (is_due(sizes, size)) next = leaves_legal ? size : 0;
     }
     return next;
 }

@@ -15,7 +15,7 @@ static int fits_alone(const mt__facts *f, const mt__kind *k) {
         mt__kind_is_recorded(k, MT__APART) || k->limits[MT__APART].largest_ran >= f->rest;
     return f->may_go_alone && is_known && f->rest <= f->most &&
            mt__kind_predict(k, MT__APART, f->rest) <= f->room_alone &&
-           !mt__kind_has_failed(k, MT__APART, f->rest, f->room_alone);
+           f->rest <= mt__kind_allowed(k, MT__APART, f->room_alone);
 }
 
 /*
@@ -24,31 +24,16 @@ static int fits_alone(const mt__facts *f, const mt__kind *k) {
 static size_t first_chunk(const mt__facts *f, const mt__kind *k) {
     size_t begin = mt__min(mt__begin_size(f->rest), f->rest / 2);
     size_t first = mt__max(f->can_record ? FIRST_CHUNK : begin, f->least);
-    size_t left = f->rest - mt__min(first, f->rest);
+    size_t left = mt__left(f->rest, first);
     if (k->has_run || f->room == SIZE_MAX || f->ran) return 0;
     if (left < f->least || mt__ceil_div(left, left / f->least) > f->most)
         return 0; /* no legal chunks */
     if (first > f->most || first <= k->learnt) return 0;
-    return mt__kind_has_failed(k, MT__IN_PLACE, first, f->room) ? 0 : first;
-}
-
-/* The smallest chunk that may be tried for speed, of those up to top. */
-static size_t smallest_tried(const mt__facts *f, const mt__kind *k, size_t top) {
-    size_t small = f->normalises ? LEAST_NORMALISED : 2 * FIRST_CHUNK;
-    small = mt__max(mt__max(f->least, small), mt__max(top / SMALLEST_SHARE, k->too_small + 1));
-    return mt__min(small, top);
+    return first > mt__kind_allowed(k, MT__IN_PLACE, f->room) ? 0 : first;
 }
 
 static mt__split cut(size_t chunks, size_t fewest, int alone) {
     return (mt__split){.chunks = chunks, .fewest = fewest, .alone = alone};
-}
-
-/* Chunks that are not chosen: the user's, or one of a loss that couples the samples. */
-static mt__split split_fixed(const mt__facts *f, const mt__kind *k) {
-    size_t largest = mt__ceil_div(f->rest, f->fixed);
-    if (f->fixed == 1 && fits_alone(f, k)) return cut(1, 1, 1);
-    if (mt__kind_rules_out(k, MT__IN_PLACE, largest, f->room)) return cut(0, f->fixed, 0);
-    return cut(f->fixed, f->fixed, 0);
 }
 
 mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
@@ -58,8 +43,12 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     if (f->tries_larger && !k->limits[MT__IN_PLACE].largest_ran)
         return cut(mt__ceil_div(f->rest, mt__begin_size(f->batch)), 1, 0);
 
-    /* 2. Chunks that are given. */
-    if (f->fixed) return split_fixed(f, k);
+    /* 2. Chunks that are given: the user's, or one of a loss that couples the samples. */
+    int alone = fits_alone(f, k) && f->fixed <= 1;
+    size_t given = f->fixed ? mt__ceil_div(f->rest, f->fixed) : 0;
+    if (given && !alone && mt__kind_rules_out(k, MT__IN_PLACE, given, f->room))
+        return cut(0, f->fixed, 0);
+    if (given) return cut(f->fixed, f->fixed, alone);
 
     /* 3. A kind begins with a small chunk, which tells what each sample needs. */
     size_t first = first_chunk(f, k);
@@ -71,7 +60,6 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     size_t most_chunks = f->rest / f->least, small = mt__ceil_div(f->rest, most_chunks);
     size_t fits_batch = mt__min(mt__kind_largest(k, MT__IN_PLACE, f->room), f->most);
     size_t fits = mt__min(fits_batch, f->rest);
-    int alone = fits_alone(f, k);
     int is_out = fits < small && mt__kind_rules_out(k, MT__IN_PLACE, small, f->room_told);
     if (alone && fits < small) return cut(1, f->rest + 1, 1); /* more chunks than there can be */
     if (is_out || f->most < small) return cut(0, 0, 0);
@@ -96,10 +84,15 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     int whole = f->all_at_once || k->times->kinds > 1;
     size_t largest =
         mt__ceil_div(f->batch, mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1)));
-    size_t floor = f->normalises ? mt__min(LEAST_NORMALISED, top) : 1;
-    mt__bounds bounds = {smallest_tried(f, k, largest), largest,
-                         mt__max(f->least, floor),      alone && fewest > 1 ? f->rest : 0,
-                         whole ? f->rest : 0,           f->least};
+    size_t small_tried = f->normalises ? LEAST_NORMALISED : 2 * FIRST_CHUNK;
+    mt__bounds bounds = {.top = largest,
+                         .least = mt__max(mt__max(f->least, small_tried), largest / SMALLEST_SHARE),
+                         .left =
+                             mt__max(f->least, f->normalises ? mt__min(LEAST_NORMALISED, top) : 1),
+                         .alone = alone && fewest > 1 ? f->rest : 0,
+                         .even = whole ? f->rest : 0,
+                         .legal = f->least};
+    bounds.least = mt__min(mt__max(bounds.least, k->too_small + 1), largest);
     size_t next = mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);
     /* Without a clock nothing is to be known. Where not even the smallest is known to fit, it is tried alone. */
     if (f->is_short || !k->times->sizes.count || fits < small) next = 0;

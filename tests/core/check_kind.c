@@ -363,8 +363,7 @@ static const struct {
 static unsigned plans_until_tried(size_t samples, size_t room) {
     unsigned plans = 0;
 
-    while (mt__kind_has_failed(k, MT__IN_PLACE, samples, room) && ++plans < 10000)
-        mt__kind_begin(k);
+    while (samples > mt__kind_allowed(k, MT__IN_PLACE, room) && ++plans < 10000) mt__kind_begin(k);
     return plans;
 }
 
@@ -373,10 +372,10 @@ TEST_LOOP("failed", failures_are_remembered, LENGTH(patiences)) {
     if (patiences[_i].ran) ran(MT__IN_PLACE, patiences[_i].ran, 0, 1000);
     for (int i = 0; i < 4; i++) {
         mt__kind_fail(k, MT__IN_PLACE, 16, 1000, patiences[_i].need, NULL);
-        ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 17, 999));
-        ck_assert(!mt__kind_has_failed(k, MT__IN_PLACE, 15, 999));
-        ck_assert(!mt__kind_has_failed(k, MT__IN_PLACE, 17, 1001)); /* more room */
-        ck_assert(!mt__kind_has_failed(k, MT__APART, 17, 999));
+        ck_assert(17 > mt__kind_allowed(k, MT__IN_PLACE, 999));
+        ck_assert(15 <= mt__kind_allowed(k, MT__IN_PLACE, 999));
+        ck_assert(17 <= mt__kind_allowed(k, MT__IN_PLACE, 1001)); /* more room */
+        ck_assert(17 <= mt__kind_allowed(k, MT__APART, 999));
         ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1000), 15);
         ck_assert_uint_eq(plans_until_tried(16, 1000), patiences[_i].patience[i]);
     }
@@ -395,11 +394,11 @@ TEST("failed", smaller_chunks_fail) {
     ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 202);
     mt__kind_fail(k, MT__IN_PLACE, 21, 3200, 0, NULL); /* less is foretold than there is */
     ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 202 + 899);
-    ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
+    ck_assert(21 > mt__kind_allowed(k, MT__IN_PLACE, 3200));
     ck_assert_uint_eq(plans_until_tried(21, 3200), FAILURE_WAIT);
     mt__kind_fail(k, MT__IN_PLACE, 40, 3200, 9000,
                   NULL); /* 21 that failed once are not forgotten for 40 */
-    ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
+    ck_assert(21 > mt__kind_allowed(k, MT__IN_PLACE, 3200));
 }
 
 /* As large as what failed goes through: in no more room, or when it is tried again. */
@@ -430,10 +429,9 @@ TEST_LOOP("failed", failures_are_forgiven, LENGTH(forgiven)) {
 TEST("failed", failures_of_another_device) {
     for (int way = 0; way < MT__WAYS; way++) mt__kind_fail(k, (mt__way)way, 16, SIZE_MAX, 0, NULL);
     for (int way = 0; way < MT__WAYS; way++)
-        ck_assert(mt__kind_has_failed(k, (mt__way)way, 16, SIZE_MAX));
+        ck_assert(16 > mt__kind_allowed(k, (mt__way)way, SIZE_MAX));
     mt__kind_forget(k);
-    for (int way = 0; way < MT__WAYS; way++)
-        ck_assert(!mt__kind_has_failed(k, (mt__way)way, 16, 1));
+    for (int way = 0; way < MT__WAYS; way++) ck_assert(16 <= mt__kind_allowed(k, (mt__way)way, 1));
 }
 
 /* Less than what goes through needs more than there is: sizes as small are not to be tried. */
@@ -449,7 +447,7 @@ TEST_LOOP("failed", too_small, 5) {
     ran(MT__IN_PLACE, 8, 0, 1000);
     mt__kind_fail(k, MT__IN_PLACE, rows[_i].samples, rows[_i].room, rows[_i].need, NULL);
     ck_assert_uint_eq(k->too_small, rows[_i].too_small);
-    ck_assert_int_eq(mt__kind_has_failed(k, MT__IN_PLACE, 8, 999), !rows[_i].too_small);
+    ck_assert_int_eq(8 > mt__kind_allowed(k, MT__IN_PLACE, 999), !rows[_i].too_small);
     mt__kind_fail(k, MT__IN_PLACE, 2, 1000, 1200, NULL); /* the largest of them counts */
     ck_assert_uint_eq(k->too_small, rows[_i].too_small ? 4 : 2);
 }
