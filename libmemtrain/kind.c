@@ -6,13 +6,10 @@
 #include "tuned.h"
 
 mt__kind *mt__kind_new(const mt__key *key, const mt_shape *shape, size_t change) {
-    mt__kind *k = mt__alloc(1, sizeof *k);
     mt__times *times = mt__alloc(1, sizeof *times);
-    if (!k || !times) {
-        mt__free(k);
-        mt__free(times);
-        return NULL;
-    }
+    mt__kind *k = times ? mt__alloc(1, sizeof *k) : NULL;
+    if (!k) mt__free(times);
+    if (!k) return NULL;
     *times = (mt__times){.kinds = 1, .length = shape->length};
     *k = (mt__kind){.key = *key,
                     .family = shape->family,
@@ -75,34 +72,33 @@ static size_t to_size(double value) {
 }
 
 /* Bytes that each sample adds between the smallest and the largest chunk that were measured; 0: not known. */
-static double slope_of(const mt__limits *l) {
-    if (l->low >= l->high || l->low_peak >= l->high_peak) return 0;
-    return (double)(l->high_peak - l->low_peak) / (double)(l->high - l->low);
+static double slope_of(const mt__peak *low, const mt__peak *high) {
+    if (low->samples >= high->samples || low->bytes >= high->bytes) return 0;
+    return (double)(high->bytes - low->bytes) / (double)(high->samples - low->samples);
 }
 
 /*
  * By measured peaks: on the line between the two, in proportion above it. Peaks are convex, so the line is a bound
  * between the two.
  */
-static size_t measured_peak(const mt__limits *l, size_t samples) {
-    if (samples >= l->high) {
-        if (!l->high || samples == l->high) return l->high_peak;
-        return to_size((double)l->high_peak * (double)samples / (double)l->high + 1);
-    }
-    if (slope_of(l) == 0) return l->high_peak;
-    if (samples <= l->low) return l->low_peak;
-    return l->low_peak + to_size(slope_of(l) * (double)(samples - l->low) + 1);
+static size_t measured_peak(const mt__peak *low, const mt__peak *high, size_t samples) {
+    double slope = slope_of(low, high);
+    if (samples > high->samples && high->samples)
+        return to_size((double)high->bytes * (double)samples / (double)high->samples + 1);
+    if (samples >= high->samples || slope == 0) return high->bytes;
+    if (samples <= low->samples) return low->bytes;
+    return low->bytes + to_size(slope * (double)(samples - low->samples) + 1);
 }
 
 size_t mt__kind_predict(const mt__kind *k, mt__way way, size_t samples) {
     const mt__limits *l = &k->limits[way];
     size_t bytes = mt__kind_is_recorded(k, way) ? mt__kind_recorded(k, way, samples)
-                                                : measured_peak(l, samples);
+                                                : measured_peak(&l->low, &l->high, samples);
     return bytes ? mt__add(bytes, l->residual) : 0;
 }
 
 int mt__kind_is_sure(const mt__kind *k, mt__way way, size_t samples) {
-    if (!mt__kind_is_recorded(k, way)) return k->limits[way].high == samples;
+    if (!mt__kind_is_recorded(k, way)) return k->limits[way].high.samples == samples;
     const mt__range *r = &k->range[range_of(k, samples)];
     int is_unmet = k->change > r->top && samples >= k->change;
     if (k->is_partial || samples < r->from || is_unmet) return 0;
@@ -119,11 +115,13 @@ static size_t largest_recorded(const mt__kind *k, mt__way way, size_t room) {
     }
 }
 
-static size_t largest_measured(const mt__limits *l, size_t room) {
-    if (!l->high) return SIZE_MAX;
-    if (room >= l->high_peak) return to_size((double)room / (double)l->high_peak * (double)l->high);
-    if (slope_of(l) == 0 || room < l->low_peak) return 0;
-    return l->low + to_size((double)(room - l->low_peak) / slope_of(l));
+static size_t largest_measured(const mt__peak *low, const mt__peak *high, size_t room) {
+    double slope = slope_of(low, high);
+    if (!high->samples) return SIZE_MAX;
+    if (room >= high->bytes)
+        return to_size((double)room / (double)high->bytes * (double)high->samples);
+    if (slope == 0 || room < low->bytes) return 0;
+    return low->samples + to_size((double)(room - low->bytes) / slope);
 }
 
 /*
@@ -131,7 +129,7 @@ static size_t largest_measured(const mt__limits *l, size_t room) {
  * told which of its bytes grow.
  */
 static size_t small_and_alone(const mt__kind *k, mt__way way) {
-    size_t only = k->limits[way].high;
+    size_t only = k->limits[way].high.samples;
     const mt__range *r = &k->range[mt__max(k->ranges, 1) - 1];
     if (k->ranges) only = r->from == r->top && !r->model[MT__APART] ? r->from : 0;
     return !k->is_partial && only < 2 * FIRST_CHUNK ? only : 0;
@@ -150,8 +148,8 @@ size_t mt__kind_largest(const mt__kind *k, mt__way way, size_t room) {
     const mt__limits *l = &k->limits[way];
     size_t left = mt__left(room, l->residual);
     size_t allowed = mt__kind_allowed(k, way, room);
-    size_t m =
-        mt__kind_is_recorded(k, way) ? largest_recorded(k, way, left) : largest_measured(l, left);
+    size_t m = mt__kind_is_recorded(k, way) ? largest_recorded(k, way, left)
+                                            : largest_measured(&l->low, &l->high, left);
     m = mt__max(m, 2 * small_and_alone(k, way));
     m = mt__min(m, allowed);
     return room >= l->proven_room && l->largest_ran <= allowed ? mt__max(m, l->largest_ran) : m;
@@ -271,15 +269,9 @@ static void note_run(mt__limits *l, size_t samples, size_t room, uint64_t plans)
     if (!l->smallest_ran || samples < l->smallest_ran) l->smallest_ran = samples;
 }
 
-static void note_peak(mt__limits *l, size_t samples, size_t peak) {
-    if (!l->low || samples <= l->low) {
-        l->low_peak = peak;
-        l->low = samples;
-    }
-    if (samples >= l->high) {
-        l->high_peak = peak;
-        l->high = samples;
-    }
+static void note_peak(mt__limits *l, mt__peak peak) {
+    if (!l->low.samples || peak.samples <= l->low.samples) l->low = peak;
+    if (peak.samples >= l->high.samples) l->high = peak;
 }
 
 void mt__kind_learn(mt__kind *k, mt__way way, size_t samples, size_t peak, size_t room,
@@ -295,7 +287,8 @@ void mt__kind_learn(mt__kind *k, mt__way way, size_t samples, size_t peak, size_
     /* What a chunk needs with gradients apart it needs at most with them in place. */
     for (int i = 0; i <= (int)way; i++) {
         note_run(&k->limits[i], samples, room, k->plans);
-        if (peak && !mt__kind_is_recorded(k, (mt__way)i)) note_peak(&k->limits[i], samples, peak);
+        if (peak && !mt__kind_is_recorded(k, (mt__way)i))
+            note_peak(&k->limits[i], (mt__peak){samples, peak});
     }
     if (!peak || !mt__kind_is_recorded(k, way)) return;
     size_t told = mt__kind_recorded(k, way, samples), *residual = &k->limits[way].residual;
@@ -330,11 +323,8 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
     }
     /* Tried again in vain: what did not fit then does not now, and it is tried later the next time. */
     int in_vain = f->chunk && k->plans >= f->until && room <= f->room;
-    unsigned patience = f->patience;
-    if (in_vain)
-        patience = has_run && !need ? patience + 1 : 2 * patience;
-    else if (!is_again)
-        patience = FAILURE_WAIT;
+    unsigned patience = is_again ? f->patience : FAILURE_WAIT;
+    if (in_vain) patience = has_run && !need ? f->patience + 1 : 2 * f->patience;
     *f = (mt__failure){in_vain ? mt__min(samples, f->chunk) : samples, room, k->plans + patience,
                        patience};
 }

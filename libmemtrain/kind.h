@@ -35,11 +35,16 @@ typedef struct mt__failure {
     unsigned patience; /* plans from the failure to then */
 } mt__failure;
 
+/* A measured peak. */
+typedef struct mt__peak {
+    size_t samples; /* 0: none was measured */
+    size_t bytes;
+} mt__peak;
+
 /* What measurements and failures say, of one way. */
 typedef struct mt__limits {
-    size_t low, low_peak;   /* the smallest chunk whose peak was measured, and its peak; 0: none */
-    size_t high, high_peak; /* the largest */
-    size_t residual;        /* bytes by which a peak was above the prediction */
+    mt__peak low, high; /* of the smallest chunk and of the largest one whose peak was measured */
+    size_t residual;    /* bytes by which a peak was above the prediction */
     size_t smallest_ran, largest_ran; /* 0: none did */
     size_t proven_room;               /* the least room in which that chunk went through */
     mt__failure failed[2];            /* of a size that never went through, and of one that had */

@@ -48,8 +48,8 @@ static void put_failure(const mt__failure *f, mt__text *out) {
 }
 
 static void put_limits(const mt__limits *l, int way, mt__text *out) {
-    mt__put(out, "l %d %zu %zu", way, l->low, l->low_peak);
-    mt__put(out, " %zu %zu", l->high, l->high_peak);
+    mt__put(out, "l %d %zu %zu", way, l->low.samples, l->low.bytes);
+    mt__put(out, " %zu %zu", l->high.samples, l->high.bytes);
     mt__put(out, " %zu %zu %" PRId64, l->smallest_ran, l->largest_ran, (int64_t)l->proven_room);
     put_failure(&l->failed[0], out);
     put_failure(&l->failed[1], out);
@@ -284,10 +284,8 @@ static int take_model(reader *r) {
 static int take_limits(reader *r) {
     if (r->count != 15 || (uint64_t)r->numbers[0] >= MT__WAYS) return 0;
     mt__limits *l = &r->kind->limits[r->numbers[0]];
-    *l = (mt__limits){.low = number(r, 1),
-                      .low_peak = number(r, 2),
-                      .high = number(r, 3),
-                      .high_peak = number(r, 4),
+    *l = (mt__limits){.low = {number(r, 1), number(r, 2)},
+                      .high = {number(r, 3), number(r, 4)},
                       .smallest_ran = number(r, 5),
                       .largest_ran = number(r, 6),
                       .proven_room = number(r, 7),

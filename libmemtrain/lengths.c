@@ -46,9 +46,9 @@ static const mt__kind *find_nearest(const mt_policy *p, const mt__kind *k,
     return nearest;
 }
 
-/* One range of a kind, as the ranges of three others tell with these weights. */
-static mt_status inherit_range(mt__kind *k, const mt__kind *const of[MT__LENGTHS],
-                               const double weight[MT__LENGTHS]) {
+/* One range of a kind, as the ranges of three others tell with these weights. Returns 0 when out of host memory. */
+static int inherit_range(mt__kind *k, const mt__kind *const of[MT__LENGTHS],
+                         const double weight[MT__LENGTHS]) {
     size_t i = k->ranges++;
     mt__range *range = &k->range[i];
     *range = (mt__range){of[0]->range[i].from, of[0]->range[i].top, {NULL, NULL}};
@@ -57,10 +57,9 @@ static mt_status inherit_range(mt__kind *k, const mt__kind *const of[MT__LENGTHS
         int known = 0;
         while (known < MT__LENGTHS && (model[known] = of[known]->range[i].model[way])) known++;
         if (known < MT__LENGTHS) continue;
-        mt_status status = mt__memory_model_between(model, weight, &range->model[way]);
-        if (status != MT_OK) return status;
+        if (!(range->model[way] = mt__memory_model_between(model, weight))) return 0;
     }
-    return MT_OK;
+    return 1;
 }
 
 void mt__lengths_inherit(const mt_policy *p, mt__kind *k) {
@@ -81,7 +80,7 @@ void mt__lengths_inherit(const mt_policy *p, mt__kind *k) {
     }
     if (sum > MOST_WEIGHT) return;
     while (k->ranges < of[0]->ranges) {
-        if (inherit_range(k, of, weight) == MT_OK) continue;
+        if (inherit_range(k, of, weight)) continue;
         mt__kind_drop_ranges(k);
         return;
     }

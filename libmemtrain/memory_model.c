@@ -61,13 +61,14 @@ static void trace_back(const size_t *row, size_t of_s, size_t skipped, ptrdiff_t
     }
 }
 
-/* Pairs blocks of these bytes, of which partner has none yet. Results as of mt__pair_up. */
-static int skip_fewest(const mt_recording *small, const mt_recording *large, const size_t *s,
-                       const size_t *l, ptrdiff_t *partner) {
+int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t *partner) {
+    int is_same = same_shape(small, large), found = -1;
+    for (size_t i = 0; i < large->allocations; i++) partner[i] = is_same ? (ptrdiff_t)i : UNPAIRED;
+    if (is_same) return 1;
+    size_t *s = list_bytes(small), *l = list_bytes(large);
     /* A row for each number of skipped blocks, an entry for each number of these in s: how far in s that leads. */
     size_t *reached = mt__alloc((MOST_SKIPPED + 1) * (MOST_SKIPPED + 2) / 2, sizeof *reached),
            *row = reached;
-    int found = -1;
     if (!s || !l || !reached) found = 0;
     for (size_t skipped = 0; skipped <= MOST_SKIPPED && found < 0; row += ++skipped) {
         for (size_t of_s = 0; of_s <= skipped && found < 0; of_s++) {
@@ -82,15 +83,6 @@ static int skip_fewest(const mt_recording *small, const mt_recording *large, con
         }
     }
     mt__free(reached);
-    return found;
-}
-
-int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t *partner) {
-    int is_same = same_shape(small, large);
-    for (size_t i = 0; i < large->allocations; i++) partner[i] = is_same ? (ptrdiff_t)i : UNPAIRED;
-    if (is_same) return 1;
-    size_t *s = list_bytes(small), *l = list_bytes(large);
-    int found = skip_fewest(small, large, s, l, partner);
     mt__free(s);
     mt__free(l);
     return found;
@@ -167,10 +159,6 @@ static mt_memory_model *new_model(size_t lines) {
     return NULL;
 }
 
-static mt_status out_of_memory(void) {
-    return mt_set_error(MT_ENOMEM, "mt_memory_model_new: out of host memory");
-}
-
 mt_memory_model *mt__memory_model_of(const mt__line *lines, const mt__part *part, size_t margin) {
     mt_memory_model *model = new_model(part->count);
     if (!model) return NULL;
@@ -203,7 +191,7 @@ mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *la
     mt__free(partner);
     mt__free(bytes);
     mt__free(lines);
-    return *out ? MT_OK : out_of_memory();
+    return *out ? MT_OK : mt_set_error(MT_ENOMEM, "mt_memory_model_new: out of host memory");
 }
 
 static mt_status check_recording(const mt_recording *r, const char *name) {
@@ -233,13 +221,13 @@ void mt_memory_model_free(mt_memory_model *model) {
     if (mt__handle_remove(model, MT__KIND_MEMORY_MODEL)) mt__free(model);
 }
 
-mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
-                                   const double weight[MT__LENGTHS], mt_memory_model **out) {
+mt_memory_model *mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
+                                          const double weight[MT__LENGTHS]) {
     size_t count = 0;
     for (int i = 0; i < MT__LENGTHS; i++) count += of[i]->part[0].count;
-    mt_memory_model *model = *out = new_model(count);
-    if (!model) return out_of_memory();
-    for (mt__line *to = model->lines; model->parts < MT__LENGTHS; model->parts++) {
+    mt_memory_model *model = new_model(count);
+    for (mt__line *to = model ? model->lines : NULL; to && model->parts < MT__LENGTHS;
+         model->parts++) {
         const mt_memory_model *one = of[model->parts];
         mt__part *p = &model->part[model->parts];
         *p = one->part[0];
@@ -248,7 +236,7 @@ mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
         to += p->count;
         model->margin = mt__max(model->margin, one->margin);
     }
-    return MT_OK;
+    return model;
 }
 
 /* Value of a line at m, rounded up, SIZE_MAX where it leaves 63 bits. */

@@ -152,7 +152,8 @@ static int has_room_to_keep(const mt_policy *p, const mt__kind *k, size_t larges
                             const mt_memory *memory, size_t *bytes) {
     size_t room = mt__policy_room(p, memory, memory->allocated_bytes);
     size_t bound = mt__add(*bytes, p->info.gradient_bytes);
-    int is_known = mt__kind_is_recorded(k, MT__APART) || k->limits[MT__APART].high >= largest;
+    int is_known =
+        mt__kind_is_recorded(k, MT__APART) || k->limits[MT__APART].high.samples >= largest;
     int is_asked = p->options.keep_chunks == MT_KEEP_ALWAYS || mt__policy_fixed(p, largest);
     /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
     if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->ladder.chunk)
@@ -194,10 +195,7 @@ static mt_status fill(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_pl
     if (!s.single && !s.chunks)
         return mt__policy_does_not_fit(p, k, mt__policy_attainable(p, f.rest), memory);
     plan->alone = s.alone;
-    if (!plan->groups && !s.fewest) /* it is not known yet */
-        plan->reason = mt__policy_after_oom(p) ? MT_PLAN_OOM : MT_PLAN_START;
-    else if (!plan->groups && !s.discard)
-        plan->reason = mt__policy_reason(p, k, plan->samples, s.fewest, s.chunks);
+    if (!plan->groups) plan->reason = mt__policy_reason(p, k, plan->samples, &s);
     mt_status status = mt__plan_append(plan, s.single ? s.single : f.rest, s.single ? 1 : s.chunks);
     if (status == MT_OK) promise(p, mode, k, memory, ran, plan);
     return status;
@@ -238,7 +236,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
         out->samples = mode == MT_TRAIN ? mt__rungs_samples(p, samples) : samples;
         out->rate = mt__rungs_rate(p, samples);
         /* Where rungs are of a device not known yet the plan is left open. */
-        int is_known = mt__policy_device(p) == (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU));
+        int is_known = !((p->plan.rungs ^ p->ladder.rungs) & MT_RUNG_BIT(MT_RUNG_CPU));
         status = is_known ? fill(p, mode, &own, out) : MT_OK;
         /* Also what is known beforehand not to fit is a reason for a rung. */
     } while (status == MT_EDEVMEM && mt__rungs_take(p, mode, &own, NULL));

@@ -93,14 +93,6 @@ void mt__policy_go_on(mt_policy *p, mt_plan_reason reason) {
     p->plan.reason = reason;
 }
 
-int mt__policy_after_oom(const mt_policy *p) {
-    return p->plan.discard && p->plan.reason == MT_PLAN_OOM;
-}
-
-unsigned mt__policy_device(const mt_policy *p) {
-    return p->plan.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-}
-
 size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {
     size_t budget = memory->budget_bytes ? memory->budget_bytes : SIZE_MAX;
     int is_short = p->shortage.limit && !mt__policy_shortage_is_old(p);

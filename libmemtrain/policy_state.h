@@ -76,10 +76,6 @@ int mt__policy_shortage_is_old(const mt_policy *policy);
 
 /* The next plan is for the same step, for this reason. */
 void mt__policy_go_on(mt_policy *policy, mt_plan_reason reason);
-int mt__policy_after_oom(const mt_policy *policy);
-
-/* Where memory is told of: MT_RUNG_CPU's bit, as in the last plan. */
-unsigned mt__policy_device(const mt_policy *policy);
 
 /* Bytes that may be allocated in all: the budget, or less where something else takes room; SIZE_MAX: no limit. */
 size_t mt__policy_limit(const mt_policy *policy, const mt_memory *memory);
@@ -123,9 +119,9 @@ size_t mt__policy_seen_need(const mt_oom *oom);
 
 mt_status mt__policy_check_options(const mt_policy_options *options);
 
-/* Why this plan, compared with the last one if it was for a batch of this size; remembers it. */
+/* Why a batch is split like this, compared with the last one if it was of this size; remembers it. */
 mt_plan_reason mt__policy_reason(const mt_policy *policy, mt__kind *kind, size_t samples,
-                                 size_t fewest, size_t chunks);
+                                 const mt__split *split);
 
 /* MT_EDEVMEM, with what a chunk of so many samples would need. */
 mt_status mt__policy_does_not_fit(const mt_policy *policy, const mt__kind *kind, size_t samples,

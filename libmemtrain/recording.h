@@ -82,10 +82,10 @@ mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *la
 
 /*
  * The model of a sample length between, or a little beyond, those of the given models, each of recordings: its peak is the
- * weighted sum of theirs. Nothing of them is kept.
+ * weighted sum of theirs. Nothing of them is kept. NULL when out of host memory.
  */
-mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
-                                   const double weight[MT__LENGTHS], mt_memory_model **out);
+mt_memory_model *mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
+                                          const double weight[MT__LENGTHS]);
 
 /* A model of one part. NULL when out of host memory. */
 mt_memory_model *mt__memory_model_of(const mt__line *lines, const mt__part *part, size_t margin);

@@ -19,11 +19,15 @@ const char *mt_clear_reason_name(mt_clear_reason reason) {
     return (size_t)reason < sizeof names / sizeof *names ? names[reason] : "?";
 }
 
-mt_plan_reason mt__policy_reason(const mt_policy *p, mt__kind *k, size_t samples, size_t fewest,
-                                 size_t chunks) {
+mt_plan_reason mt__policy_reason(const mt_policy *p, mt__kind *k, size_t samples,
+                                 const mt__split *split) {
+    const size_t fewest = split->fewest, chunks = split->chunks;
     const mt__seen *s = k->seen.samples == samples ? &k->seen : NULL;
     mt_plan_reason reason = chunks > fewest ? MT_PLAN_THROUGHPUT : MT_PLAN_START;
-    if (mt__policy_after_oom(p))
+    int is_after_oom = p->plan.discard && p->plan.reason == MT_PLAN_OOM;
+    if (!fewest || split->discard) /* it is not known yet */
+        return is_after_oom ? MT_PLAN_OOM : MT_PLAN_START;
+    if (is_after_oom)
         reason = MT_PLAN_OOM;
     else if (mt__policy_fixed(p, samples))
         reason = MT_PLAN_USER;
@@ -66,9 +70,9 @@ mt__need mt__policy_least_need(const mt_policy *p, mt_mode mode, size_t chunk) {
     mt__need least = {0, 0, 0};
     for (size_t i = 0; i < MT__BUCKETS; i++)
         for (const mt__kind *k = p->kinds[i]; k; k = k->next) {
-            unsigned device = k->key.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
+            unsigned changed = k->key.rungs ^ p->plan.rungs; /* since memory was told of */
             if (k->key.mode != mode || k->key.shape != p->shape.id ||
-                device != mt__policy_device(p))
+                (changed & MT_RUNG_BIT(MT_RUNG_CPU)))
                 continue;
             if (k->key.rungs & p->options.forbid_rungs) continue; /* that a file has told of */
             /* What was cut short tells of chunks as large that they need as much at least. */

@@ -300,7 +300,8 @@ TEST_LOOP("measured", peaks_are_measured, LENGTH(peaks)) {
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 16), peaks[_i].predict16);
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, peaks[_i].room), peaks[_i].largest);
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 1000, 1));
-    ck_assert_int_eq(mt__kind_is_sure(k, MT__IN_PLACE, 8), k->limits[MT__IN_PLACE].high == 8);
+    ck_assert_int_eq(mt__kind_is_sure(k, MT__IN_PLACE, 8),
+                     k->limits[MT__IN_PLACE].high.samples == 8);
 }
 
 /* Of chunks apart a peak is one of chunks in place at most; not the other way round. */
