@@ -20,31 +20,27 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     *s = (mt__shortage){limit, {0, patience}};
 }
 
-/* The rows of the table in docs/policy.md, in its order. */
+/* The rows of the table in docs/policy.md, in its order. First what is seen. */
 static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
     mt__way way = mt__policy_way(p, oom->mode);
     const mt__limits *l = &k->limits[way];
     size_t samples = mt__max(1, p->step.samples), least = mt__policy_attainable(p, samples);
-    /* Other memory than the device's was refused, as the host's where a card trains. */
+    /* Elsewhere: other memory than the device's was refused, as the host's where a card trains. */
     int elsewhere = oom->refused && !oom->refused_bytes;
     size_t room = elsewhere ? SIZE_MAX /* not known */
                             : mt__policy_room(p, &oom->memory, oom->allocated_before_bytes);
     size_t predicted = oom->chunk ? mt__kind_predict(k, way, oom->chunk) : 0;
-    /* What may be allocated explains the refusal. Begin and apply have no size that could be wrong. */
+    /* Explained: with what was asked for there is more than may be allocated. Without evidence it is taken to be so for */
+    /* a chunk; begin and apply have no size that could be wrong. */
     int is_above = mt__policy_asked(oom) > mt__policy_limit(p, &oom->memory);
-    int explained = oom->refused ? !elsewhere && (is_above || !oom->memory.budget_bytes)
-                                 : oom->chunk > 0 /* no evidence */;
-    /* Something else has room that was told to be free: what was asked for is within the limit; or there is no evidence, */
-    /* and a chunk as large went through in no more room. */
+    int explained =
+        oom->refused ? !elsewhere && (is_above || !oom->memory.budget_bytes) : oom->chunk > 0;
+    /* Short: something else has room that was told to be free. What was asked for is within the limit; or there is no */
+    /* evidence, and a chunk as large went through in no more room. */
     int has_run = oom->chunk && oom->chunk <= l->largest_ran && room >= l->proven_room;
     int is_short =
         oom->refused ? !explained && !elsewhere : predicted && has_run && room < SIZE_MAX;
-    int is_known = is_short ? p->shortage.limit > 0     /* that something else has the room */
-                            : elsewhere && p->step.cap; /* that there is too little */
-    int has_cache = mt__cached(&oom->memory) > 0;
-    /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
-    int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
     /* No smaller chunk is legal, or all of them have been in vain. */
     int none_ran = !k->limits[MT__IN_PLACE].largest_ran;
     int is_last =
@@ -56,12 +52,17 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     if (oom->attempt / p->options.max_retries > 2 * samples + MT_RUNGS) return MT_ACTION_GIVE_UP;
 
     /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
+    int is_known = is_short ? p->shortage.limit > 0     /* that something else has the room */
+                            : elsewhere && p->step.cap; /* that there is too little */
     if (!explained && !is_known && t->tried < MT__THE_SAME) {
         t->tried = MT__THE_SAME;
         return MT_ACTION_RETRY;
     }
 
     /* 3. A cache may hold what is missing. A chunk that cannot shrink is tried twice, unless that is sure to fail. */
+    int has_cache = mt__cached(&oom->memory) > 0;
+    /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
+    int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
     int may_help = explained ? has_cache && !cache_cannot_help : !is_known;
     if (t->tried < MT__CLEARED &&
         (may_help || (cannot_shrink && (has_cache || !cache_cannot_help)))) {

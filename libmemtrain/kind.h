@@ -71,7 +71,7 @@ struct mt__kind {
     uint64_t family;     /* mt_shape's */
     size_t length;       /* 0: not known */
     mt__kind *next;      /* with the same hash */
-    uint64_t plans;      /* steps that were planned with it */
+    uint64_t plans;      /* of steps with it, and of those that had to take more rungs */
     size_t change;       /* samples from which on kernels are said to be others; 0: not known */
     mt_recording *first; /* the recording of the newest range while it is the only one, or NULL */
     mt__range range[MT__RANGES];
@@ -107,13 +107,13 @@ int mt__kind_is_sure(const mt__kind *kind, mt__way way, size_t samples);
 /* The largest chunk that is thought to fit into room; SIZE_MAX when nothing is known. */
 size_t mt__kind_largest(const mt__kind *kind, mt__way way, size_t room);
 
-/* Whether it is known, and not by an estimate, that so many samples do not fit into room. */
+/* Whether its own recordings say, without corrections, that so many samples do not fit. 0 where they say nothing. */
 int mt__kind_rules_out(const mt__kind *kind, mt__way way, size_t samples, size_t room);
 
 /* The largest size against which no failure speaks, remembered of as much room; SIZE_MAX: none does. */
 size_t mt__kind_allowed(const mt__kind *kind, mt__way way, size_t room);
 
-/* What failed is forgotten, since it may have been for another device. */
+/* All that failed may be tried at once: it may have failed on another device. */
 void mt__kind_forget(mt__kind *kind);
 
 /* Whether a recording of so many samples would tell something new. */

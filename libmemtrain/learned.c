@@ -90,6 +90,15 @@ static int is_worth(const mt__kind *k) {
     return !k->is_inherited && (k->has_run || k->ranges);
 }
 
+/* The oldest first: the one that is read last is the newest again. */
+static void put_bucket(const mt__kind *kind, mt__text *out) {
+    const mt__kind *all[MT__IN_BUCKET];
+    size_t count = 0;
+    for (; kind; kind = kind->next) all[count++] = kind;
+    while (count--)
+        if (is_worth(all[count])) put_kind(all[count], out);
+}
+
 mt_status mt_policy_save(const mt_policy *policy, const char *path) {
     mt__text text = {NULL, 0, 0, 0};
     mt__new_file file;
@@ -100,9 +109,7 @@ mt_status mt_policy_save(const mt_policy *policy, const char *path) {
                                         "known which runs could use the file");
     put_head(policy, &text);
     mt__put(&text, "o %u\n", policy->ladder.rungs);
-    for (size_t i = 0; i < MT__BUCKETS; i++)
-        for (const mt__kind *k = policy->kinds[i]; k; k = k->next)
-            if (is_worth(k)) put_kind(k, &text);
+    for (size_t i = 0; i < MT__BUCKETS; i++) put_bucket(policy->kinds[i], &text);
     if (!text.failed) mt__put(&text, "end %016" PRIx64 "\n", checksum(text.data, text.length));
     mt_status status = text.failed ? mt_set_error(MT_ENOMEM, "mt_policy_save: out of host memory")
                                    : mt__new_file_open(&file, "mt_policy_save", path, 0);

@@ -28,7 +28,7 @@ static int tells_more(const mt__kind *of, const mt__kind *const *nearer, int cou
     return is_learnt(of);
 }
 
-/* The nearest length that tells more than those; count -1: the nearest of which a time is known. NULL: there is none. */
+/* The nearest length that tells more than those; nearer NULL: of which a time is known. NULL: there is none. */
 static const mt__kind *find_nearest(const mt_policy *p, const mt__kind *k,
                                     const mt__kind *const *nearer, int count) {
     const mt__kind *nearest = NULL;
@@ -38,7 +38,7 @@ static const mt__kind *find_nearest(const mt_policy *p, const mt__kind *k,
                                                 (of->key.mode == k->key.mode) &
                                                 (of->key.rungs == k->key.rungs);
             if (is_relative &&
-                (count < 0 ? of->times->sizes.count > 0 : tells_more(of, nearer, count)) &&
+                (nearer ? tells_more(of, nearer, count) : of->times->sizes.count > 0) &&
                 (!nearest ||
                  distance(k->length, of->length) < distance(k->length, nearest->length)))
                 nearest = of;
@@ -86,7 +86,7 @@ void mt__lengths_inherit(const mt_policy *p, mt__kind *k) {
     }
     k->is_inherited = k->has_run = 1;
     /* Seconds a unit of length are taken to be alike for lengths that are near, and for others at first. */
-    const mt__kind *timed = find_nearest(p, k, NULL, -1);
+    const mt__kind *timed = find_nearest(p, k, NULL, 0);
     if (!timed) return;
     k->too_small = timed->too_small;
     if (distance(k->length, timed->times->length) < LENGTHS_APART)

@@ -234,7 +234,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
         *out = (mt_plan){.size = sizeof *out, .rungs = mt_policy_rungs(p)};
         out->budget_bytes = own.budget_bytes;
         out->samples = mode == MT_TRAIN ? mt__rungs_samples(p, samples) : samples;
-        out->rate = mt__rungs_rate(p, samples);
+        out->rate = mode == MT_TRAIN ? mt__rungs_rate(p, samples) : 1.0;
         /* Where rungs are of a device not known yet the plan is left open. */
         int is_known = !((p->plan.rungs ^ p->ladder.rungs) & MT_RUNG_BIT(MT_RUNG_CPU));
         status = is_known ? fill(p, mode, &own, out) : MT_OK;

@@ -74,7 +74,8 @@ static int climb(mt_policy *p, mt_mode mode) {
     if (rung == MT_RUNG_SMALLER_BATCH)
         chunk = mt__max(least, (size_t)((double)mt__policy_attainable(p, samples) * CUT));
     unsigned rungs = taken | MT_RUNG_BIT(rung);
-    if (rung == MT_RUNG_CPU) chunk = 0; /* other memory, so the whole batch again */
+    if (rung == MT_RUNG_CPU && mode == MT_TRAIN)
+        chunk = 0; /* other memory: the whole batch again */
     set_patience(p);
     move_to(p, rungs, chunk, 0);
     p->step.resort = MT__RESORT_NONE;
@@ -121,10 +122,11 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory, const mt
 /* ---- down -------------------------------------------------------------------------------------- */
 
 /*
- * Whether a chunk is thought to fit with these rungs, of whose kind k is. A bound is too much to ask for: where nothing is
- * known exactly, they are tried after a long time. The room on the accelerator is not known from the CPU: it is simply tried.
+ * Whether these rungs, of whose kind k is, are tried: a chunk is thought to fit. A bound is too much to ask for: where nothing
+ * is known exactly, they are tried after a long time. The room on the accelerator is not known from the CPU: it is simply
+ * tried, and what failed there is forgotten.
  */
-static int may_fit(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk, size_t room) {
+static int are_tried(const mt_policy *p, mt__kind *k, unsigned rungs, size_t chunk, size_t room) {
     if (p->wait.steps <= p->wait.patience) return 0;
     if (k && crosses_device(p, rungs)) mt__kind_forget(k);
     if (crosses_device(p, rungs)) return 1;
@@ -148,13 +150,13 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
         mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rest);
         /* What failed there is forgotten as if it had been planned. Without fewer samples it is the same kind. */
         if (there && there != here) there->plans++;
-        if (may_fit(p, there, rest, whole, room)) {
+        if (are_tried(p, there, rest, whole, room)) {
             move_to(p, rest, rung > MT_RUNG_SMALLER_BATCH ? chunk : 0, 1);
             return;
         }
     }
     /* Or the batch grows by one cut. */
-    if (chunk && before < whole && may_fit(p, here, rungs, before, room))
+    if (chunk && before < whole && are_tried(p, here, rungs, before, room))
         move_to(p, rungs, before, 1);
 }
 

@@ -38,10 +38,10 @@ static mt__split cut(size_t chunks, size_t fewest, int alone) {
 
 mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     /* 1. The last resort of these rungs. */
+    const size_t most_chunks = f->rest / f->least;
     if (f->must_go_alone) return cut(1, f->rest + 1, 1);
-
     if (f->tries_larger && !k->limits[MT__IN_PLACE].largest_ran)
-        return cut(mt__ceil_div(f->rest, mt__begin_size(f->batch)), 1, 0);
+        return cut(mt__min(mt__ceil_div(f->rest, mt__begin_size(f->batch)), most_chunks), 1, 0);
 
     /* 2. Chunks that are given: the user's, or one of a loss that couples the samples. */
     int alone = fits_alone(f, k) && f->fixed <= 1;
@@ -57,7 +57,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     if (first) return (mt__split){.single = first, .discard = is_taken_back};
 
     /* 4. The largest chunk that fits, balanced. */
-    size_t most_chunks = f->rest / f->least, small = mt__ceil_div(f->rest, most_chunks);
+    size_t small = mt__ceil_div(f->rest, most_chunks);
     size_t fits_batch = mt__min(mt__kind_largest(k, MT__IN_PLACE, f->room), f->most);
     size_t fits = mt__min(fits_batch, f->rest);
     int is_out = fits < small && mt__kind_rules_out(k, MT__IN_PLACE, small, f->room_told);

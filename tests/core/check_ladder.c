@@ -394,7 +394,7 @@ TEST_LOOP("smaller", other_batches_in_chunks, LENGTH(uncuttable)) {
 
 /* Evaluation has all its samples, and no smaller batch for want of room. */
 TEST("smaller", evaluation_is_not_shortened) {
-    dev = whole_batches(40, MT_RATE_KEEP);
+    dev = whole_batches(40, MT_RATE_LINEAR);
     train(1, 40);
     ck_status(device_batch(&dev, MT_EVALUATE, 100), MT_EDEVMEM);
     ck_assert_uint_le(dev.ooms, 3);
@@ -404,11 +404,28 @@ TEST("smaller", evaluation_is_not_shortened) {
     ck_assert_uint_eq(dev.plan.samples, cut_to(40, 100));
     ck_ok(device_batch(&dev, MT_EVALUATE, 40));
     ck_assert_uint_eq(dev.plan.samples, 40);
-    ck_assert_double_eq(dev.plan.rate, 1);
     dev.budget = need(100);
     ck_ok(device_batch(&dev, MT_EVALUATE, 100)); /* while a step still has fewer of as many */
     ck_assert_uint_eq(dev.plan.samples, 100);
+    ck_assert_double_eq(dev.plan.rate, 1);
     ck_assert_uint_eq(dev.count, 1);
+}
+
+/* What is left of a batch that was made smaller would be made smaller again: it is taken back whole. */
+TEST("smaller", no_chunks_that_stay) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH), .keep_chunks = MT_KEEP_ALWAYS};
+    mt_backend_info info = {.keeps_chunks = 1, .min_micro_batch = 8, .gradient_bytes = 1};
+
+    dev = device_new(need(40), options, info);
+    train(1, 32);
+    ck_assert_int_eq(dev.plan.keep, 1);
+    dev.budget = need(10);
+    train(1, 11);
+    ck_assert_uint_lt(dev.plan.samples, 11);
+    dev.budget = need(40);
+    ck_ok(device_plan(&dev, MT_TRAIN, 11));
+    ck_assert_uint_lt(dev.plan.samples, 11);
+    ck_assert_int_eq(dev.plan.keep, 0);
 }
 
 /* ---- the other device ----------------------------------------------------------------------- */

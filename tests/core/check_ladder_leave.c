@@ -169,15 +169,24 @@ TEST("back", small_batches_in_between) {
     }
 }
 
-/* After a step in which not even a sample fits a batch is whole again; after such an evaluation it is as small as before. */
-TEST_LOOP("back", smaller_in_vain, 2) {
-    dev = whole_batches(64, MT_RATE_KEEP);
+/*
+ * After a step in which not even a sample fits a batch is whole again; after such an evaluation it is as small as before. So
+ * it is where they went on to the CPU in vain.
+ */
+TEST_LOOP("back", smaller_in_vain, 4) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH) | (_i < 2 ? 0 : BIT(CPU)),
+                                 .max_retries = 1000};
+    mt_backend_info info = {.rungs = BIT(CPU), .needs_whole_batch = 1};
+    const mt_mode mode = _i % 2 ? MT_EVALUATE : MT_TRAIN;
+
+    dev = device_new(need(64), options, info);
+    dev.cpu_budget = NOTHING_FITS;
     train(1, 100);
     dev.budget = NOTHING_FITS;
-    ck_status(device_batch(&dev, _i == 0 ? MT_TRAIN : MT_EVALUATE, 100), MT_EDEVMEM);
+    ck_status(device_batch(&dev, mode, 100), MT_EDEVMEM);
     dev.budget = need(200);
     ck_ok(device_plan(&dev, MT_TRAIN, 100));
-    ck_assert_uint_eq(dev.plan.samples, _i == 0 ? 100 : cut_to(64, 100));
+    ck_assert_uint_eq(dev.plan.samples, mode == MT_TRAIN ? 100 : cut_to(64, 100));
 }
 
 /* Rungs of a run before take the place of those that are on: a batch is whole again. */

@@ -247,6 +247,31 @@ TEST("left_out", no_file) {
     snprintf(path, sizeof(path), "/tmp/check_learned/no/folder");
 }
 
+/* Kinds are as old as they were, so that those that are forgotten first are the same: what is written again is the same file. */
+TEST("next", written_again) {
+    static char first[200000], again[200000];
+    const mt_backend_info info = info_of(1);
+    const mt_chunk_result result = {.size = sizeof(result), .peak_bytes = 1000};
+    mt_policy *known;
+
+    ck_ok(mt_policy_new(NULL, &info, &known));
+    for (uint64_t id = 1; id <= 600; id++) {
+        const mt_shape shape = {.id = id};
+
+        ck_ok(mt_policy_begin(known, &shape));
+        ck_ok(mt_policy_observe(known, MT_TRAIN, 8, 0, &result));
+    }
+    ck_ok(mt_policy_save(known, path));
+    mt_policy_free(known);
+    first[read_file(first, sizeof(first) - 1)] = 0;
+    ck_ok(mt_policy_new(NULL, &info, &known));
+    ck_ok(mt_policy_load(known, path, NULL));
+    ck_ok(mt_policy_save(known, path));
+    mt_policy_free(known);
+    again[read_file(again, sizeof(again) - 1)] = 0;
+    ck_assert_str_eq(first, again);
+}
+
 /* Each byte another one, and each length. */
 TEST("left_out", damaged) {
     static char text[100000];
