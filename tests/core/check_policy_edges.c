@@ -380,7 +380,7 @@ TEST("fit", one_sample_without_a_budget) {
     mt_oom oom = oom_explained(&dev, 1, 1);
     ck_ok(device_plan(&dev, MT_TRAIN, 1));
     oom.memory.budget_bytes = 0;
-    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
+    ck_assert(is_again(answer(&dev, oom)));
     oom.attempt = 2;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
     ck_ok(device_plan(&dev, MT_TRAIN, 1));
@@ -420,7 +420,7 @@ TEST_LOOP("fit", attainable_chunk_fails_once, 2) {
     ck_ok(device_plan(&dev, mode, 11));
     oom = oom_untold(11, 1);
     oom.mode = mode;
-    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
+    ck_assert(is_again(answer(&dev, oom)));
     oom.attempt = 2;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
 }

@@ -36,6 +36,11 @@ static inline mt_action answer_and_plan(mt_oom oom, size_t samples) {
     return action;
 }
 
+/* Whether the chunk is tried once more as it is. */
+static inline int is_again(mt_action action) {
+    return action == MT_ACTION_RETRY || action == MT_ACTION_CLEAR;
+}
+
 /* In place of SUITE. */
 #define DEVICE_SUITE(name)                                                                         \
     int main(void) {                                                                               \
