@@ -15,7 +15,7 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     int64_t patience = in_vain ? s->wait.patience + 1 : SHORTAGE_WAIT;
     size_t limit = mt__add(oom->allocated_before_bytes, predicted);
     if (oom->refused) limit = mt__policy_asked(oom);
-    limit = mt__max(2, limit) - 1;
+    limit = mt__max(2, limit) - 1; /* 0 stands for none */
     if (in_vain) limit = mt__min(limit, s->limit);
     *s = (mt__shortage){limit, {0, patience}};
 }
@@ -41,33 +41,33 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     int has_run = oom->chunk && oom->chunk <= l->largest_ran && room >= l->proven_room;
     int is_short =
         oom->refused ? !explained && !elsewhere : predicted && has_run && room < SIZE_MAX;
-    /* No smaller chunk is legal, or all of them have been in vain. */
     int none_ran = !k->limits[MT__IN_PLACE].largest_ran;
     int is_last =
         p->step.resort == MT__RESORT_ALONE || (p->step.resort == MT__RESORT_LARGER && none_ran);
+    /* No smaller chunk is legal, or all of them have been in vain. */
     int cannot_shrink = oom->plan_is_fixed || is_last || oom->chunk <= least;
 
     /* 1. Enough is enough, of these rungs and of the step. Clears for smaller chunks are no retries. */
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
     if (oom->attempt / p->options.max_retries > 2 * samples + MT_RUNGS) return MT_ACTION_GIVE_UP;
 
-    /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
-    int is_known = is_short ? p->shortage.limit > 0     /* that something else has the room */
-                            : elsewhere && p->step.cap; /* that there is too little */
-    if (!explained && !is_known && t->tried < MT__THE_SAME) {
+    /* 2. An accident, until it happens three times in a row: nothing explains it. It is none where something else is known */
+    /* to have the room, or where chunks were cut for want of other memory before. */
+    int is_expected = is_short ? p->shortage.limit > 0 : elsewhere && p->step.cap;
+    int is_accident = !explained && !is_expected;
+    if (is_accident && t->tried < MT__THE_SAME) {
         t->tried = MT__THE_SAME;
         return MT_ACTION_RETRY;
     }
 
-    /* 3. A cache may hold what is missing. A chunk that cannot shrink is tried twice, unless that is sure to fail. */
+    /* 3. It may fit with an empty cache; not where the request and what is in use are above the budget. A chunk that */
+    /* cannot shrink is tried once more without a cache, too, unless that is sure to fail. */
     int has_cache = mt__cached(&oom->memory) > 0;
-    /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
-    int cache_cannot_help = explained && oom->refused_bytes && oom->memory.budget_bytes;
-    int may_help = explained ? has_cache && !cache_cannot_help : !is_known;
-    if (t->tried < MT__CLEARED &&
-        (may_help || (cannot_shrink && (has_cache || !cache_cannot_help)))) {
+    int may_fit = !explained || !oom->refused_bytes || !oom->memory.budget_bytes;
+    int may_help = is_accident || (explained && has_cache && may_fit);
+    if (t->tried < MT__CLEARED && (may_help || (cannot_shrink && (has_cache || may_fit)))) {
         t->tried = MT__CLEARED;
-        t->retries -= p->step.cap != 0;
+        if (p->step.cap) t->retries--; /* it is none */
         return MT_ACTION_CLEAR;
     }
 
@@ -100,7 +100,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
 
-    /* 8. Rungs. An update takes no less after the whole batch alone. */
+    /* 8. Rungs. The whole batch alone is passed over where an update failed, which takes no less after it. */
     if (oom->phase == MT_PHASE_APPLY) p->step.resort = MT__RESORT_ALONE;
     if (!mt__rungs_take(p, oom->mode, &oom->memory, oom)) return MT_ACTION_GIVE_UP;
     *t = (mt__trouble){0, MT__NOTHING};
@@ -127,7 +127,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (*out == MT_ACTION_REPLAN) mt__policy_go_on(p, MT_PLAN_OOM);
     if (*out != MT_ACTION_GIVE_UP) return MT_OK;
     /* Nothing of all that has helped, so it tells nothing. */
-    if (!p->shortage.wait.steps) p->shortage.limit = 0;
+    if (!p->shortage.wait.steps) p->shortage.limit = 0; /* that was noted in this step */
     mt__rungs_give_back(p, own.mode);
     return MT_OK;
 }

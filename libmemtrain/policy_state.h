@@ -28,6 +28,7 @@ typedef struct mt__shortage {
     mt__wait wait; /* from the step in which the limit was met last */
 } mt__shortage;
 
+/* In this order: of two the greater one is the later one. */
 typedef enum mt__tried { MT__NOTHING, MT__THE_SAME, MT__CLEARED } mt__tried;
 
 /* What was tried for the chunk that did not fit. */

@@ -49,7 +49,10 @@ static void move_to(mt_policy *p, unsigned rungs, size_t chunk, int is_left) {
     p->ladder = (mt__ladder){rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH), chunk};
 }
 
-/* A rung that is taken within twice the patience after one was left was left too soon. */
+/*
+ * A rung that is taken within twice the patience after one was left was left too soon. Its patience doubles as that of a size
+ * does that failed: the two are to stay in step.
+ */
 static void set_patience(mt_policy *p) {
     if (p->wait.steps < 0)
         p->wait.patience *= 2;

@@ -89,7 +89,8 @@ double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t ch
  */
 static int is_due(const mt__sizes *s, size_t samples) {
     const mt__size *own = NULL;
-    double best = INFINITY; /* seconds a sample, of those looked at */
+    double best =
+        INFINITY; /* seconds a sample: of smaller sizes, which come first; at last of all */
     int is_near = 0;
     for (const mt__size *e = s->entry; e < s->entry + s->count; e++) {
         size_t apart = mt__max(e->samples, samples) - mt__min(e->samples, samples);
@@ -113,7 +114,7 @@ static size_t candidate_below(const mt__bounds *b, size_t samples) {
     return power >= b->least && power < samples ? power : 0;
 }
 
-/* The size that runs where a candidate is to. */
+/* The size that runs where a candidate is to: of even chunks, as many as are legal. */
 static size_t run_size(const mt__bounds *b, size_t candidate) {
     if (!b->even) return candidate;
     return mt__ceil_div(b->even, mt__min(mt__ceil_div(b->even, candidate), b->even / b->legal));
@@ -121,13 +122,13 @@ static size_t run_size(const mt__bounds *b, size_t candidate) {
 
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last) {
     size_t next = 0;
-    /* They grow within a batch, so that kernels of larger ones are met step by step. */
+    /* Downwards, so that the smallest wins: sizes grow within a batch, and kernels of larger ones are met step by step. */
     for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > last;) {
         /* What is left has to be legal chunks that fit: 78 of at least 42 are one. */
-        size_t left = mt__left(rest, c);
-        int leaves_legal = c == rest || (left >= bounds->left &&
-                                         mt__ceil_div(left, left / bounds->legal) <= bounds->top);
-        size_t size = run_size(bounds, c);
+        size_t left = mt__left(rest, c), size = run_size(bounds, c);
+        int leaves_legal =
+            c == rest || (left >= bounds->left && mt__can_be_cut(left, bounds->legal, bounds->top));
+        /* Where it cannot be now, no larger one takes its turn. */
         if (is_due(sizes, size)) next = leaves_legal ? size : 0;
     }
     return next;

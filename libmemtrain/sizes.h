@@ -37,6 +37,11 @@ typedef struct mt__bounds {
     size_t legal; /* the smallest chunk that is legal */
 } mt__bounds;
 
+/* Whether so many samples can be cut into legal chunks, of least samples, none of which is above most. */
+static inline int mt__can_be_cut(size_t samples, size_t least, size_t most) {
+    return samples >= least && mt__ceil_div(samples, samples / least) <= most;
+}
+
 /* A chunk of so many samples took so long. Where there is no place the size that did not run for longest is forgotten. */
 void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds);
 

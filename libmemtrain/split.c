@@ -24,10 +24,8 @@ static int fits_alone(const mt__facts *f, const mt__kind *k) {
 static size_t first_chunk(const mt__facts *f, const mt__kind *k) {
     size_t begin = mt__min(mt__begin_size(f->rest), f->rest / 2);
     size_t first = mt__max(f->can_record ? FIRST_CHUNK : begin, f->least);
-    size_t left = mt__left(f->rest, first);
     if (k->has_run || f->room == SIZE_MAX || f->ran) return 0;
-    if (left < f->least || mt__ceil_div(left, left / f->least) > f->most)
-        return 0; /* no legal chunks */
+    if (!mt__can_be_cut(mt__left(f->rest, first), f->least, f->most)) return 0;
     if (first > f->most || first <= k->learnt) return 0;
     return first > mt__kind_allowed(k, MT__IN_PLACE, f->room) ? 0 : first;
 }
@@ -39,7 +37,8 @@ static mt__split cut(size_t chunks, size_t fewest, int alone) {
 mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     /* 1. The last resort of these rungs. */
     const size_t most_chunks = f->rest / f->least;
-    if (f->must_go_alone) return cut(1, f->rest + 1, 1);
+    const size_t none = f->rest + 1; /* more chunks than there can be */
+    if (f->must_go_alone) return cut(1, none, 1);
     if (f->tries_larger && !k->limits[MT__IN_PLACE].largest_ran)
         return cut(mt__min(mt__ceil_div(f->rest, mt__begin_size(f->batch)), most_chunks), 1, 0);
 
@@ -61,7 +60,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     size_t fits_batch = mt__min(mt__kind_largest(k, MT__IN_PLACE, f->room), f->most);
     size_t fits = mt__min(fits_batch, f->rest);
     int is_out = fits < small && mt__kind_rules_out(k, MT__IN_PLACE, small, f->room_told);
-    if (alone && fits < small) return cut(1, f->rest + 1, 1); /* more chunks than there can be */
+    if (alone && fits < small) return cut(1, none, 1);
     if (is_out || f->most < small) return cut(0, 0, 0);
     /* The smallest is tried where none is known to fit. */
     size_t fewest = mt__min(mt__ceil_div(f->rest, mt__max(fits, 1)), most_chunks);
@@ -71,42 +70,46 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     if (f->is_deterministic) {
         int learns =
             f->can_record && f->room < SIZE_MAX && f->is_training && !f->ran && !f->is_short;
-        const mt__range *only =
-            k->ranges == 1 && k->range[0].from == k->range[0].top ? k->range : NULL;
-        /* From two recordings top is exact. */
-        size_t chunk = only ? mt__min(top, mt__max(f->least, 2 * only->from)) : top;
+        /* Of one recorded size top is an estimate, so that the next one is twice as large. */
+        const mt__range *r = k->range;
+        int is_estimate = k->ranges == 1 && r->from == r->top;
+        size_t chunk = is_estimate ? mt__min(top, mt__max(f->least, 2 * r->from)) : top;
         if (learns && top < f->rest && chunk > k->learnt && mt__kind_wants_recording(k, chunk))
             return (mt__split){.single = chunk, .fewest = fewest, .discard = 1};
         return cut(alone ? 1 : fewest, fewest, alone);
     }
 
     /* 6. Sizes that are to be known run as one chunk each; as a whole batch where the next length would set each up again. */
+    const mt__sizes *sizes = &k->times->sizes;
     int whole = f->all_at_once || k->times->kinds > 1;
-    size_t largest =
-        mt__ceil_div(f->batch, mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1)));
+    size_t fewest_of_batch = mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1));
+    size_t largest = mt__ceil_div(f->batch, fewest_of_batch), above = k->too_small + 1;
+    size_t floor = mt__max(f->least, f->normalises ? mt__min(LEAST_NORMALISED, top) : 1);
     size_t small_tried = f->normalises ? LEAST_NORMALISED : 2 * FIRST_CHUNK;
-    mt__bounds bounds = {.top = largest,
-                         .least = mt__max(mt__max(f->least, small_tried), largest / SMALLEST_SHARE),
-                         .left =
-                             mt__max(f->least, f->normalises ? mt__min(LEAST_NORMALISED, top) : 1),
-                         .alone = alone && fewest > 1 ? f->rest : 0,
-                         .even = whole ? f->rest : 0,
-                         .legal = f->least};
-    bounds.least = mt__min(mt__max(bounds.least, k->too_small + 1), largest);
-    size_t next = mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);
+    mt__bounds tried = {.top = largest, .left = floor, .legal = f->least};
+    tried.least = mt__max(mt__max(f->least, small_tried), mt__max(largest / SMALLEST_SHARE, above));
+    tried.least = mt__min(tried.least, largest);
+    tried.alone = alone && fewest > 1 ? f->rest : 0;
+    tried.even = whole ? f->rest : 0;
     /* Without a clock nothing is to be known. Where not even the smallest is known to fit, it is tried alone. */
-    if (f->is_short || !k->times->sizes.count || fits < small) next = 0;
+    int is_tried = !f->is_short && sizes->count && fits >= small;
+    size_t next = is_tried ? mt__sizes_next(sizes, &tried, f->rest, f->ran) : 0;
 
     /* 7. All others have the size that is the fastest. */
-    bounds.top = top;
-    bounds.least = mt__min(mt__max(bounds.left, k->too_small + 1), top);
-    size_t chunks = mt__sizes_fastest(&k->times->sizes, &bounds, f->rest);
-    if (!chunks) chunks = bounds.alone ? 1 : fewest;
-    if (next && whole) chunks = mt__ceil_div(f->rest, next), next = 0;
-    if (next == f->rest) chunks = 1, next = 0;
-    size_t chunk = next ? next : mt__ceil_div(f->rest, chunks);
+    mt__bounds all = tried;
+    all.top = top;
+    all.least = mt__min(mt__max(floor, above), top);
+    size_t chunks = mt__sizes_fastest(sizes, &all, f->rest);
+    if (!chunks) chunks = all.alone ? 1 : fewest;
+    if (next && (whole || next == f->rest)) {
+        chunks = mt__ceil_div(f->rest, next);
+        next = 0;
+    }
+    mt__split split = cut(chunks, fewest, !next && chunks == 1 && alone);
+    split.single = next;
 
     /* 8. A first chunk that was smaller than those to come is not to count where chunks normalise. */
-    int starts_over = f->normalises && f->ran && f->ran < mt__min(chunk, LEAST_NORMALISED);
-    return (mt__split){next, chunks, fewest, !next && chunks == 1 && alone, 0, starts_over};
+    size_t chunk = next ? next : mt__ceil_div(f->rest, chunks);
+    split.starts_over = f->normalises && f->ran && f->ran < mt__min(chunk, LEAST_NORMALISED);
+    return split;
 }

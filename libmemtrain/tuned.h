@@ -40,9 +40,9 @@
 #define FAILURE_WAIT PATIENCE
 /* Steps from the one that meets a shortage to the one that is tried without its limit, for the first time. bench/hog */
 #define SHORTAGE_WAIT PATIENCE
-/* Plans before a rung is left, for the first time; */
-/* where nothing is known without it, so many times as many. tests/core/check_ladder_leave */
+/* Plans before a rung is left, for the first time. tests/core/check_ladder_leave */
 #define RUNG_WAIT PATIENCE
+/* So many times as many where nothing is known without it. tests/core/check_ladder_leave */
 #define UNKNOWN_WAITS PATIENCE
 /* A size that is known runs again after so many times as many batches as had been when it ran last. bench/sizes */
 #define RERUN_AFTER (PATIENCE * PATIENCE)
