@@ -52,7 +52,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     if (oom->attempt / p->options.max_retries > 2 * samples + MT_RUNGS) return MT_ACTION_GIVE_UP;
 
     /* 2. An accident, until it happens three times in a row: nothing explains it. It is none where something else is known */
-    /* to have the room, or where chunks were cut for want of other memory before. */
+    /* to have the room, or elsewhere, where a chunk of this step was cut before. */
     int is_expected = is_short ? p->shortage.limit > 0 : elsewhere && p->step.cap;
     int is_accident = !explained && !is_expected;
     if (is_accident && t->tried < MT__THE_SAME) {
@@ -60,8 +60,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_RETRY;
     }
 
-    /* 3. It may fit with an empty cache; not where the request and what is in use are above the budget. A chunk that */
-    /* cannot shrink is tried once more without a cache, too, unless that is sure to fail. */
+    /* 3. It may fit with an empty cache; not where the request and what is in use are above the limit. A chunk that */
+    /* cannot shrink is tried once more, unless there is no cache and that is sure to fail. */
     int has_cache = mt__cached(&oom->memory) > 0;
     int may_fit = !explained || !oom->refused_bytes || !oom->memory.budget_bytes;
     int may_help = is_accident || (explained && has_cache && may_fit);

@@ -71,7 +71,7 @@ struct mt__kind {
     uint64_t family;     /* mt_shape's */
     size_t length;       /* 0: not known */
     mt__kind *next;      /* with the same hash */
-    uint64_t plans;      /* of steps with it, and of those that had to take more rungs */
+    uint64_t plans;      /* of its steps; training steps with further rungs on count too */
     size_t change;       /* samples from which on kernels are said to be others; 0: not known */
     mt_recording *first; /* the recording of the newest range while it is the only one, or NULL */
     mt__range range[MT__RANGES];
@@ -101,7 +101,7 @@ size_t mt__kind_recorded(const mt__kind *kind, mt__way way, size_t samples);
 /* Bytes that so many samples need above the start, corrections included; 0: not known. */
 size_t mt__kind_predict(const mt__kind *kind, mt__way way, size_t samples);
 
-/* Whether that is more than an estimate: of a size within those recorded, here or of other lengths, or measured. */
+/* Whether that is more than an estimate: of two recordings, from the smaller one on, of other lengths, or measured. */
 int mt__kind_is_sure(const mt__kind *kind, mt__way way, size_t samples);
 
 /* The largest chunk that is thought to fit into room; SIZE_MAX when nothing is known. */

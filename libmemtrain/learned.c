@@ -225,6 +225,14 @@ static size_t number(const reader *r, size_t i) {
     return (size_t)r->numbers[i];
 }
 
+/* Whether it would take the place of a kind that is known. */
+static int has_no_place(const mt_policy *p, mt_mode mode, unsigned rungs) {
+    const mt__key key = {mode, p->shape.id, rungs};
+    int count = 0;
+    for (const mt__kind *k = p->kinds[mt__policy_bucket(&key)]; k; k = k->next) count++;
+    return count == MT__IN_BUCKET && !mt__policy_find_kind(p, mode, rungs);
+}
+
 /* A kind of which nothing is known yet. */
 static int take_kind(reader *r) {
     const int64_t *n = r->numbers;
@@ -234,10 +242,11 @@ static int take_kind(reader *r) {
     r->has_begun = 1;
     if (r->count != 8 || (uint64_t)n[0] >= MT__MODES || n[4] < 0 || n[5] < 0 || n[6] < 0) return 0;
     p->shape = (mt_shape){(uint64_t)n[1], (uint64_t)n[3], number(r, 4)};
-    mt__kind *k = mt__policy_kind(p, (mt_mode)n[0], (unsigned)n[2]);
+    int is_full = has_no_place(p, (mt_mode)n[0], (unsigned)n[2]);
+    mt__kind *k = is_full ? NULL : mt__policy_kind(p, (mt_mode)n[0], (unsigned)n[2]);
     p->shape = before;
-    r->is_short = !k;
-    if (!k) return 0;
+    r->is_short = !k && !is_full;
+    if (!k) return is_full;
     if (k->has_run && !k->is_inherited) return 1;
     mt__kind_drop_ranges(k);
     k->too_small = number(r, 5);
@@ -308,6 +317,7 @@ static int take_limits(reader *r) {
 /* Kinds that share their times have them once. */
 static int take_times(reader *r) {
     mt__sizes *s = &r->kind->times->sizes;
+    if (r->kind->times->kinds == 1) s->count = 0; /* a copy of another length's */
     int is_new = !s->count;
     if (r->count % 3) return 0;
     if (is_new) s->batches = HUNDREDTH; /* so that none runs again before there was work */

@@ -297,7 +297,7 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     p->is_watched |= is_above;
     mt__kind_learn(k, way, samples, peak, room, &p->recording);
     mt__policy_end_recording(p);
-    p->step.moved_on |= way == MT__APART;
+    p->step.moved_on |= way == MT__APART || mode == MT_EVALUATE;
     if (p->shortage.limit && own.peak_bytes > p->shortage.limit) p->shortage.limit = 0;
     return mt_policy_observe_seconds(p, mode, samples, own.seconds);
 }

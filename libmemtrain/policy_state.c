@@ -6,7 +6,7 @@
 
 /* ---- kinds ------------------------------------------------------------------------------------- */
 
-static size_t bucket_of(const mt__key *key) {
+size_t mt__policy_bucket(const mt__key *key) {
     uint64_t hash =
         (key->shape ^ ((uint64_t)key->rungs << 1) ^ (uint64_t)key->mode) * 0x9e3779b97f4a7c15u;
     return (size_t)(hash >> 56) % MT__BUCKETS; /* its best bits */
@@ -14,7 +14,7 @@ static size_t bucket_of(const mt__key *key) {
 
 mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs) {
     mt__key key = {mode, p->shape.id, rungs};
-    mt__kind *k = p->kinds[bucket_of(&key)];
+    mt__kind *k = p->kinds[mt__policy_bucket(&key)];
     while (k && ((k->key.mode != mode) | (k->key.shape != key.shape) | (k->key.rungs != rungs)))
         k = k->next;
     return k;
@@ -26,7 +26,7 @@ mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
     if (k || !(k = mt__kind_new(&key, &p->shape, p->info.kernels_change))) return k;
     if (!p->options.deterministic) mt__lengths_inherit(p, k);
     /* It is the first of its bucket. Where there are too many, the oldest one is forgotten. */
-    mt__kind **last = &p->kinds[bucket_of(&key)];
+    mt__kind **last = &p->kinds[mt__policy_bucket(&key)];
     k->next = *last;
     *last = k;
     for (int i = 0; i < MT__IN_BUCKET && *last; i++) last = &(*last)->next;

@@ -45,7 +45,7 @@ typedef struct mt__step {
     size_t samples;    /* of the whole batch; 0: none is planned yet */
     size_t cap;        /* the largest chunk for the rest of the step; 0: no cap */
     mt__resort resort; /* that was tried last */
-    int moved_on;      /* a chunk that stays went through since memory ran out */
+    int moved_on; /* a chunk that stays, as all of an evaluation do, went through since memory ran out */
     mt__trouble trouble;
     unsigned start;  /* rungs that were on when it began */
     unsigned failed; /* those that could not be set in it */
@@ -101,6 +101,9 @@ size_t mt__policy_most_chunks(const mt_policy *policy, size_t samples);
 
 /* The way in which chunks run now. */
 mt__way mt__policy_way(const mt_policy *policy, mt_mode mode);
+
+/* Index in kinds. */
+size_t mt__policy_bucket(const mt__key *key);
 
 /* The kind of the current shape; NULL when out of host memory, or for find when there is none. */
 mt__kind *mt__policy_kind(mt_policy *policy, mt_mode mode, unsigned rungs);

@@ -51,7 +51,7 @@ static void move_to(mt_policy *p, unsigned rungs, size_t chunk, int is_left) {
 
 /*
  * A rung that is taken within twice the patience after one was left was left too soon. Its patience doubles as that of a size
- * does that failed: the two are to stay in step.
+ * does that failed with evidence: the two are to stay in step.
  */
 static void set_patience(mt_policy *p) {
     if (p->wait.steps < 0)
@@ -77,8 +77,7 @@ static int climb(mt_policy *p, mt_mode mode) {
     if (rung == MT_RUNG_SMALLER_BATCH)
         chunk = mt__max(least, (size_t)((double)mt__policy_attainable(p, samples) * CUT));
     unsigned rungs = taken | MT_RUNG_BIT(rung);
-    if (rung == MT_RUNG_CPU && mode == MT_TRAIN)
-        chunk = 0; /* other memory: the whole batch again */
+    if (rung == MT_RUNG_CPU) chunk = 0; /* other memory, so the whole batch again */
     set_patience(p);
     move_to(p, rungs, chunk, 0);
     p->step.resort = MT__RESORT_NONE;

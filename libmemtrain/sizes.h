@@ -37,7 +37,7 @@ typedef struct mt__bounds {
     size_t legal; /* the smallest chunk that is legal */
 } mt__bounds;
 
-/* Whether so many samples can be cut into legal chunks, of least samples, none of which is above most. */
+/* Whether so many samples can be cut into chunks of at least least samples, none of which is above most. */
 static inline int mt__can_be_cut(size_t samples, size_t least, size_t most) {
     return samples >= least && mt__ceil_div(samples, samples / least) <= most;
 }

@@ -8,17 +8,18 @@
 
 /* What is known when a split is asked for. Samples, but for bytes. */
 typedef struct mt__facts {
-    size_t batch;      /* of the step */
-    size_t rest;       /* to be split: the batch, or what is left of it */
-    size_t least;      /* the smallest legal chunk of rest */
-    size_t most;       /* the largest that options and this step allow, at least one */
-    size_t fixed;      /* chunks that the user has fixed; 0: they are chosen */
-    size_t ran;        /* the chunk of this plan that ran last; 0: none */
-    size_t room;       /* bytes beside what is in use; SIZE_MAX: no limit is known */
-    size_t room_told;  /* the same without limits that are but guessed: what something else takes */
-    size_t room_alone; /* the same for one chunk without an accumulator beside it */
-    int is_training;   /* not an evaluation */
-    int can_record;    /* the backend can tell of allocations */
+    size_t batch; /* of the step */
+    size_t rest;  /* to be split: the batch, or what is left of it */
+    size_t least; /* the smallest legal chunk of rest */
+    size_t most;  /* the largest that options and this step allow, at least one */
+    size_t fixed; /* chunks that the user has fixed; 0: they are chosen */
+    size_t ran;   /* the chunk of this plan that ran last; 0: none */
+    size_t room;  /* bytes beside what is in use; SIZE_MAX: no limit is known */
+    size_t
+        room_told; /* the same without a shortage; SIZE_MAX too where the budget is only watched */
+    size_t room_alone;    /* the same for one chunk without an accumulator beside it */
+    int is_training;      /* not an evaluation */
+    int can_record;       /* the backend can tell of allocations */
     int is_deterministic; /* sizes come from memory alone, the same in each step */
     int normalises;       /* chunks normalise over their samples: small ones are not to count */
     int all_at_once;      /* all chunks have to be known before the first one runs */

@@ -8,18 +8,18 @@
  *
  *     mt_policy_begin(policy, NULL);
  *     plan:
- *     mt_policy_plan(policy, MT_TRAIN, batch, &memory, &plan);
+ *     mt_policy_plan(policy, MT_TRAIN, batch, &memory, &plan); // MT_EDEVMEM: it does not fit
  *     run:
  *     for (size_t i = 0;; i++) {
  *         if (i == mt_plan_chunks(&plan) && !plan.discard && mt_plan_covered(&plan) < plan.samples)
- *             mt_policy_extend(policy, MT_TRAIN, &memory, &plan);
- *         size_t samples = mt_plan_chunk(&plan, i);
- *         if (samples == 0) break;
+ *             if (mt_policy_extend(policy, MT_TRAIN, &memory, &plan) != MT_OK) {
+ *                 roll the whole step back; mt_policy_replan(policy); goto plan;
+ *             }
+ *         size_t samples = mt_plan_chunk(&plan, i); if (samples == 0) break;
  *         mt_recording *recording = mt_policy_recording(policy, MT_TRAIN, samples);
  *         run the next samples; unless recording is NULL, give it each allocation and release;
  *         if (memory ran out) {
- *             roll the whole step back;
- *             mt_policy_oom(policy, &oom, &action);
+ *             roll the whole step back; mt_policy_oom(policy, &oom, &action);
  *             if (action == MT_ACTION_GIVE_UP) the batch does not fit;
  *             if (action == MT_ACTION_REPLAN) goto plan;
  *             if (action == MT_ACTION_CLEAR) empty the cache;
@@ -31,7 +31,7 @@
  *     update the weights;
  *
  * Set the size of memory, oom and result. Read memory anew before each plan and each extension. A
- * policy that was made without mt_backend_info asks for no rung and marks no chunk.
+ * policy made without mt_backend_info asks for no rung but a smaller batch, and marks no chunk.
  *
  * Thread rule for all objects here: one thread at a time.
  */

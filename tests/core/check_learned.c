@@ -272,6 +272,96 @@ TEST("next", written_again) {
     ck_assert_str_eq(first, again);
 }
 
+/* Kinds that are known already stay: of a file those are left out that have no place beside them. */
+TEST("next", known_ones_stay) {
+    enum { LIVE = 4000 };
+    static char is_known[LIVE];
+    const mt_backend_info info = info_of(1);
+    const mt_chunk_result result = {.size = sizeof(result), .peak_bytes = 1000};
+    mt_policy *known, *live;
+    size_t kinds;
+
+    ck_ok(mt_policy_new(NULL, &info, &known));
+    ck_ok(mt_policy_new(NULL, &info, &live));
+    for (uint64_t id = 0; id < LIVE; id++) {
+        const mt_shape shape = {.id = id + 1}, other = {.id = id + LIVE + 1};
+
+        ck_ok(mt_policy_begin(live, &shape));
+        ck_ok(mt_policy_observe(live, MT_TRAIN, 8, 0, &result));
+        ck_ok(mt_policy_begin(known, &other));
+        if (id < 100) ck_ok(mt_policy_observe(known, MT_TRAIN, 8, 0, &result));
+    }
+    ck_ok(mt_policy_save(known, path));
+    mt_policy_free(known);
+    for (int loaded = 0; loaded < 2; loaded++) {
+        for (uint64_t id = 0; id < LIVE; id++) {
+            const mt_shape shape = {.id = id + 1};
+
+            ck_ok(mt_policy_begin(live, &shape));
+            int is_there = mt_policy_predict_bytes(live, MT_TRAIN, 8) > 0;
+            ck_assert(!loaded || is_there == is_known[id]);
+            is_known[id] = (char)is_there;
+        }
+        if (!loaded) ck_ok(mt_policy_load(live, path, &kinds));
+    }
+    ck_assert_uint_lt(kinds, 100);
+    mt_policy_free(live);
+}
+
+/* Chunks of 64, which need bytes and time by the length; two sizes are recorded. */
+static void run_length(mt_policy *p, size_t length, double seconds) {
+    static char block;
+    const mt_shape shape = {.id = length, .family = 5, .length = length};
+    mt_memory memory = MT_MEMORY_INIT;
+    mt_plan plan;
+
+    memory.budget_bytes = 1 << 30;
+    ck_ok(mt_policy_begin(p, &shape));
+    ck_ok(mt_policy_plan(p, MT_TRAIN, 64, &memory, &plan));
+    for (size_t m = 2; m <= 64; m *= 2) {
+        const mt_chunk_result result = {
+            .size = sizeof(result), .peak_bytes = m * length, .seconds = seconds * (double)m};
+        mt_recording *r = mt_policy_recording(p, MT_TRAIN, m);
+
+        if (r) mt_recording_event(r, &block, (int64_t)(m * length));
+        if (r) mt_recording_event(r, &block, -(int64_t)(m * length));
+        ck_ok(mt_policy_observe(p, MT_TRAIN, m, 0, &result));
+    }
+}
+
+/* A length that others tell of when it is read has its own times all the same. */
+TEST("next", times_of_each_length) {
+    static const size_t lengths[] = {100, 200, 400, 800, 300};
+    const mt_backend_info info = info_of(1);
+    mt_policy *known[2];
+
+    for (int i = 0; i < 2; i++) ck_ok(mt_policy_new(NULL, &info, &known[i]));
+    for (size_t i = 0; i < LENGTH(lengths); i++) { /* none is told of by others */
+        const mt_shape shape = {.id = lengths[i], .family = 5, .length = lengths[i]};
+        mt_memory memory = MT_MEMORY_INIT;
+        mt_plan plan;
+
+        memory.budget_bytes = 1 << 30;
+        ck_ok(mt_policy_begin(known[0], &shape));
+        ck_ok(mt_policy_plan(known[0], MT_TRAIN, 64, &memory, &plan));
+    }
+    for (size_t i = 0; i < LENGTH(lengths); i++)
+        run_length(known[0], lengths[i], 0.001 * (double)(i + 1));
+    ck_ok(mt_policy_save(known[0], path));
+    ck_ok(mt_policy_load(known[1], path, NULL));
+    for (size_t i = 0; i < LENGTH(lengths); i++) {
+        const mt_shape shape = {.id = lengths[i], .family = 5, .length = lengths[i]};
+
+        for (int j = 0; j < 2; j++) {
+            ck_ok(mt_policy_begin(known[j], &shape));
+            ck_assert_double_eq_tol(mt_policy_predict_seconds(known[j], MT_TRAIN, 64),
+                                    0.064 * (double)(i + 1), 1e-6);
+        }
+        ck_assert_uint_eq(mt_policy_predict_bytes(known[1], MT_TRAIN, 64), 64 * lengths[i]);
+    }
+    for (int i = 0; i < 2; i++) mt_policy_free(known[i]);
+}
+
 /* Each byte another one, and each length. */
 TEST("left_out", damaged) {
     static char text[100000];

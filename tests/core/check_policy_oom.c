@@ -134,6 +134,19 @@ TEST("oom", oom_answers_in_order) {
         ck_assert_int_eq(answer(&dev, oom_injected(&dev, 32, i + 1)), actions[i]);
 }
 
+/* Chunks of an evaluation that went through stay, so the next one has answers of its own. */
+TEST("oom", accidents_of_an_evaluation) {
+    learn((mt_policy_options){.deterministic = 1});
+    ck_ok(device_plan(&dev, MT_EVALUATE, 100));
+    for (unsigned chunk = 1; chunk <= 2 * DEFAULT_RETRIES; chunk++) {
+        mt_oom oom = oom_injected(&dev, 3, chunk);
+
+        oom.mode = MT_EVALUATE;
+        ck_assert_int_eq(answer(&dev, oom), MT_ACTION_RETRY);
+        ck_ok(device_chunk(&dev, MT_EVALUATE, 3));
+    }
+}
+
 /* Injected: the same plan once more, and nothing is learnt. */
 TEST("oom", oom_not_by_the_budget) {
     learn((mt_policy_options){.deterministic = 1});
