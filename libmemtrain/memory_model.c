@@ -226,8 +226,8 @@ mt_memory_model *mt__memory_model_between(const mt_memory_model *const of[MT__LE
     size_t count = 0;
     for (int i = 0; i < MT__LENGTHS; i++) count += of[i]->part[0].count;
     mt_memory_model *model = new_model(count);
-    for (mt__line *to = model ? model->lines : NULL; to && model->parts < MT__LENGTHS;
-         model->parts++) {
+    if (!model) return NULL;
+    for (mt__line *to = model->lines; model->parts < MT__LENGTHS; model->parts++) {
         const mt_memory_model *one = of[model->parts];
         mt__part *p = &model->part[model->parts];
         *p = one->part[0];
