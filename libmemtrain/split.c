@@ -43,7 +43,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
         return cut(mt__min(mt__ceil_div(f->rest, mt__begin_size(f->batch)), most_chunks), 1, 0);
 
     /* 2. Chunks that are given: the user's, or one of a loss that couples the samples. */
-    int alone = fits_alone(f, k) && f->fixed <= 1;
+    int alone = fits_alone(f, k);
     size_t given = f->fixed ? mt__ceil_div(f->rest, f->fixed) : 0;
     if (given && !alone && mt__kind_rules_out(k, MT__IN_PLACE, given, f->room))
         return cut(0, f->fixed, 0);
