@@ -361,7 +361,7 @@ documents: all ## the documents' configurations at their own size, theirs beside
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_python_package.sh setup/check_range.sh \
-    setup/check_readme.sh setup/check_documents.sh
+    setup/check_readme.sh setup/check_documents.sh setup/check_targets.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
@@ -455,7 +455,8 @@ OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
     %/check_shim_contrastive_memory,$(TESTS))
 # The longest by its cases, so that two of them run at a time.
 OOM_LONG := $(BUILD)/tests/check_oom_networks
-OOM_CASES = $(shell sed -n 's/^TEST_LOOP("\([a-z]*\)".*/\1/p' tests/models/check_oom_networks.cpp | uniq)
+# A lone parenthesis would end the call.
+OOM_CASES = $(shell sed -n 's/^TEST_LOOP."\([a-z]*\)".*/\1/p' tests/models/check_oom_networks.cpp | uniq)
 OOM_NEXT := $(addprefix $(BUILD)/tests/,check_model_smartcash check_model_profoct)
 by_cases = $(patsubst %,$(OOM_LONG):%,$(if $(filter $(OOM_LONG),$(1)),$(OOM_CASES))) \
     $(filter $(OOM_NEXT),$(1)) $(filter-out $(OOM_LONG) $(OOM_NEXT),$(1))
