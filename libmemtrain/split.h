@@ -8,18 +8,17 @@
 
 /* What is known when a split is asked for. Samples, but for bytes. */
 typedef struct mt__facts {
-    size_t batch; /* of the step */
-    size_t rest;  /* to be split: the batch, or what is left of it */
-    size_t least; /* the smallest legal chunk of rest */
-    size_t most;  /* the largest that options and this step allow, at least one */
-    size_t fixed; /* chunks that the user has fixed; 0: they are chosen */
-    size_t ran;   /* the chunk of this plan that ran last; 0: none */
-    size_t room;  /* bytes beside what is in use; SIZE_MAX: no limit is known */
-    size_t
-        room_told; /* the same without a shortage; SIZE_MAX too where the budget is only watched */
-    size_t room_alone;    /* the same for one chunk without an accumulator beside it */
-    int is_training;      /* not an evaluation */
-    int can_record;       /* the backend can tell of allocations */
+    size_t batch;      /* of the step */
+    size_t rest;       /* to be split: the batch, or what is left of it */
+    size_t least;      /* the smallest legal chunk of rest */
+    size_t most;       /* the largest that options and this step allow, at least one */
+    size_t fixed;      /* chunks that the user has fixed; 0: they are chosen */
+    size_t ran;        /* the chunk of this plan that ran last; 0: none */
+    size_t room;       /* bytes beside what is in use; SIZE_MAX: no limit is known */
+    size_t room_told;  /* the same without a shortage, and without a budget that is only watched */
+    size_t room_alone; /* the same for one chunk without an accumulator beside it */
+    int is_training;   /* not an evaluation */
+    int can_record;    /* the backend can tell of allocations */
     int is_deterministic; /* sizes come from memory alone, the same in each step */
     int normalises;       /* chunks normalise over their samples: small ones are not to count */
     int all_at_once;      /* all chunks have to be known before the first one runs */
@@ -33,10 +32,9 @@ typedef struct mt__facts {
 typedef struct mt__split {
     size_t single; /* one chunk of so many samples first, then the rest is split anew; 0: none */
     size_t chunks; /* balanced chunks of all that is left; 0: it does not fit */
-    size_t
-        fewest; /* chunks that memory asks for; more than there are samples: no number of them would do */
-    int alone;       /* the only chunk goes without an accumulator */
-    int discard;     /* single is run to learn from, and taken back */
+    size_t fewest; /* chunks that memory asks for; more than samples: no number of them would do */
+    int alone;     /* the only chunk goes without an accumulator */
+    int discard;   /* single is run to learn from, and taken back */
     int starts_over; /* what ran of this plan is to be taken back: chunks as small would do harm */
 } mt__split;
 

@@ -288,8 +288,9 @@ TEST("next", known_ones_stay) {
 
         ck_ok(mt_policy_begin(live, &shape));
         ck_ok(mt_policy_observe(live, MT_TRAIN, 8, 0, &result));
+        if (id >= 100) continue;
         ck_ok(mt_policy_begin(known, &other));
-        if (id < 100) ck_ok(mt_policy_observe(known, MT_TRAIN, 8, 0, &result));
+        ck_ok(mt_policy_observe(known, MT_TRAIN, 8, 0, &result));
     }
     ck_ok(mt_policy_save(known, path));
     mt_policy_free(known);
