@@ -6,18 +6,17 @@
 #include "tuned.h"
 
 /*
- * What may be allocated from now on: less than was asked for. Where a try without the limit was in vain, it is no higher than
- * before and holds longer.
+ * What may be allocated from now on: less than was asked for. Where a try without the limit was in vain, the limit stays and
+ * holds longer. If less than that was refused, it is another shortage.
  */
 static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     mt__shortage *s = &p->shortage;
-    int in_vain = s->limit && mt__policy_shortage_is_old(p);
-    int64_t patience = in_vain ? s->wait.patience + 1 : SHORTAGE_WAIT;
     size_t limit = mt__add(oom->allocated_before_bytes, predicted);
     if (oom->refused) limit = mt__policy_asked(oom);
     limit = mt__max(2, limit) - 1; /* 0 stands for none */
-    if (in_vain) limit = mt__min(limit, s->limit);
-    *s = (mt__shortage){limit, {0, patience}};
+    int in_vain = s->limit && limit >= s->limit;
+    int64_t patience = in_vain ? s->wait.patience + 1 : SHORTAGE_WAIT;
+    *s = (mt__shortage){in_vain ? s->limit : limit, {0, patience}};
 }
 
 /* The rows of the table in docs/policy.md, in its order. First what is seen. */

@@ -83,10 +83,6 @@ int mt__policy_may_go_alone(const mt_policy *p, mt_mode mode, size_t samples) {
     return !mt__policy_fixed(p, samples) || mt__policy_fixed(p, samples) == 1;
 }
 
-int mt__policy_shortage_is_old(const mt_policy *p) {
-    return p->shortage.wait.steps >= p->shortage.wait.patience;
-}
-
 void mt__policy_go_on(mt_policy *p, mt_plan_reason reason) {
     p->plan.discard = 1;
     p->plan.groups = 0; /* nothing is learnt of it */
@@ -95,8 +91,8 @@ void mt__policy_go_on(mt_policy *p, mt_plan_reason reason) {
 
 size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {
     size_t budget = memory->budget_bytes ? memory->budget_bytes : SIZE_MAX;
-    int is_short = p->shortage.limit && !mt__policy_shortage_is_old(p);
-    return is_short ? mt__min(budget, p->shortage.limit) : budget;
+    const mt__shortage *s = &p->shortage; /* after its wait a step is tried without the limit */
+    return s->limit && s->wait.steps < s->wait.patience ? mt__min(budget, s->limit) : budget;
 }
 
 size_t mt__policy_room(const mt_policy *p, const mt_memory *memory, size_t allocated) {

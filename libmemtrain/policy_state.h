@@ -72,9 +72,6 @@ struct mt_policy {
     double clear_credit; /* seconds that clears may take; below 0: they took more than they may */
 };
 
-/* Whether so many steps have gone by since the shortage was met that one is tried without its limit. */
-int mt__policy_shortage_is_old(const mt_policy *policy);
-
 /* The next plan is for the same step, for this reason. */
 void mt__policy_go_on(mt_policy *policy, mt_plan_reason reason);
 

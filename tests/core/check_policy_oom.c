@@ -278,6 +278,33 @@ TEST_LOOP("oom", a_try_in_vain, 2) {
     ck_assert_uint_le(tried, 10);
 }
 
+/* Steps from one with room for fewer samples than it tries to the next that tries 32 at once. */
+static int steps_until_tried(size_t left) {
+    for (int steps = 0;; steps++) {
+        unsigned ooms = 0;
+
+        ck_assert_int_le(steps, 2 * SHORTAGE_WAIT);
+        ck_ok(device_plan(&dev, MT_TRAIN, 64));
+        if (steps > 0 && mt_plan_chunk(&dev.plan, 0) == 32) return steps;
+        while (mt_plan_chunk(&dev.plan, 0) > left)
+            answer_and_plan(oom_in_a_shortage(left, mt_plan_chunk(&dev.plan, 0), ++ooms), 64);
+        for (size_t i = 0; i < mt_plan_chunks(&dev.plan); i++)
+            ck_ok(device_chunk(&dev, MT_TRAIN, mt_plan_chunk(&dev.plan, i)));
+    }
+}
+
+/* A shortage that is still there holds a step longer; a tighter one is another, with a wait of its own. */
+TEST("oom", another_shortage) {
+    learn((mt_policy_options){.deterministic = 1});
+    ck_assert_int_eq(steps_until_tried(20), SHORTAGE_WAIT);
+    ck_assert_int_eq(steps_until_tried(20), SHORTAGE_WAIT + 1);
+    ck_assert_int_eq(steps_until_tried(20), SHORTAGE_WAIT + 2);
+    ck_assert_int_eq(steps_until_tried(8), SHORTAGE_WAIT);
+    ck_assert_int_eq(steps_until_tried(8), SHORTAGE_WAIT + 1);
+    ck_assert_int_eq(steps_until_tried(20), SHORTAGE_WAIT + 2); /* its limit stays */
+    ck_assert_int_eq(steps_until_tried(8), SHORTAGE_WAIT + 3);
+}
+
 /* Fixed chunks, by replay or by the options, are tried again but never cut anew. */
 TEST_LOOP("oom", oom_fixed_plan, 4) {
     mt_action action;
