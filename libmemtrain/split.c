@@ -85,10 +85,8 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     size_t fewest_of_batch = mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1));
     size_t largest = mt__ceil_div(f->batch, fewest_of_batch), above = k->too_small + 1;
     size_t floor = mt__max(f->least, f->normalises ? mt__min(LEAST_NORMALISED, top) : 1);
-    size_t small_tried = f->normalises ? LEAST_NORMALISED : 2 * FIRST_CHUNK;
     mt__bounds tried = {.top = largest, .left = floor, .legal = f->least};
-    tried.least = mt__max(mt__max(f->least, small_tried), mt__max(largest / SMALLEST_SHARE, above));
-    tried.least = mt__min(tried.least, largest);
+    tried.least = mt__min(mt__max(mt__max(floor, 2 * FIRST_CHUNK), above), largest);
     tried.alone = alone && fewest > 1 ? f->rest : 0;
     tried.even = whole ? f->rest : 0;
     /* Without a clock nothing is to be known. Where not even the smallest is known to fit, it is tried alone. */
@@ -99,8 +97,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     mt__bounds all = tried;
     all.top = top;
     all.least = mt__min(mt__max(floor, above), top);
-    size_t chunks = mt__sizes_fastest(sizes, &all, f->rest);
-    if (!chunks) chunks = all.alone ? 1 : fewest;
+    size_t chunks = sizes->count ? mt__sizes_fastest(sizes, &all, f->rest) : all.alone ? 1 : fewest;
     if (next && (whole || next == f->rest)) {
         chunks = mt__ceil_div(f->rest, next);
         next = 0;
@@ -108,8 +105,8 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     mt__split split = cut(chunks, fewest, !next && chunks == 1 && alone);
     split.single = next;
 
-    /* 8. A first chunk that was smaller than those to come is not to count where chunks normalise. */
+    /* 8. A first chunk that is less than half of those to come is not to count where chunks normalise. */
     size_t chunk = next ? next : mt__ceil_div(f->rest, chunks);
-    split.starts_over = f->normalises && f->ran && f->ran < mt__min(chunk, LEAST_NORMALISED);
+    split.starts_over = f->normalises && f->ran && 2 * f->ran < mt__min(chunk, LEAST_NORMALISED);
     return split;
 }

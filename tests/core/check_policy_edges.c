@@ -529,9 +529,9 @@ TEST("ladder", recording_on_the_cpu) {
 
     dev = device_new(need(40), (mt_policy_options){.allow_rungs = BIT(CPU)}, info);
     dev.cpu_budget = need(40);
-    train(1, 3 * FIRST_CHUNK);
+    train(1, 4 * FIRST_CHUNK);
     dev.budget = need(1) - 1;
-    train(1, 3 * FIRST_CHUNK);
+    train(1, 4 * FIRST_CHUNK);
     ck_assert_uint_eq(dev.rungs, BIT(CPU));
     ck_assert_uint_eq(dev.discarded, FIRST_CHUNK);
     ck_assert_uint_eq(dev.count, 1);

@@ -135,14 +135,13 @@ TEST("learning", learning_discards) {
     ck_assert_uint_eq(dev.discarded, 0);
 }
 
-/* The least chunk that normalises well, the candidate from there on, and the largest of an eighth. */
+/* The least chunk that normalises well, and the candidate from there on. */
 #define WELL LEAST_NORMALISED
 #define SMALL POWER_FROM(WELL)
-#define SHARE_OF_400 POWER_FROM(400 / SMALLEST_SHARE)
 
 /*
- * What is taken back: a first chunk, or the smallest legal one, that normalises badly; and as bad a one more where one
- * recording is a bound below that. A chunk that normalises well counts.
+ * What is taken back: a first chunk, or the smallest legal one, that is less than half of those to come, or of the least that
+ * normalises well. Any other counts.
  */
 static const struct {
     size_t room, samples, most, least, change;
@@ -150,19 +149,19 @@ static const struct {
     size_t discarded, next; /* samples, and the first chunk that counts; 0: as the bound has it */
 } discards[] = {
     {100, 64, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
-    {100, 400, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
-    {1000, 400, 0, 0, 0, 0, 0, FIRST_CHUNK, SHARE_OF_400},
+    {100, 400, 0, 0, 0, 0, 0, FIRST_CHUNK, 0},
+    {1000, 400, 0, 0, 0, 0, 0, FIRST_CHUNK, 0},
     {100, WELL + SMALL, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
     {100, WELL + SMALL + 1, 0, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
     {100, WELL + SMALL - 1, 0, 0, 0, 0, 0, FIRST_CHUNK, WELL + SMALL - 1},
     {16, 64, 0, 0, 0, 0, 0, 0, 0},
     {100, 64, 16, 0, 0, 0, 0, FIRST_CHUNK, SMALL},
-    {100, 64, 0, 2 * FIRST_CHUNK, 0, 0, 0, 2 * FIRST_CHUNK, SMALL},
-    {100, 64, 0, 2 * FIRST_CHUNK + 1, 0, 0, 0, 2 * FIRST_CHUNK + 1, SMALL},
+    {100, 64, 0, WELL / 2 - 1, 0, 0, 0, WELL / 2 - 1, 0},
+    {100, 64, 0, WELL / 2, 0, 0, 0, 0, WELL / 2},
     {100, 64, 0, WELL, 0, 0, 0, 0, WELL},
     {100, 64, 0, 0, 8, 0, 0, FIRST_CHUNK, SMALL},
     {100, 64, 0, 0, 2, 0, 0, FIRST_CHUNK, SMALL},
-    {1000, 400, 0, 0, 50, 0, 0, FIRST_CHUNK, SHARE_OF_400},
+    {1000, 400, 0, 0, 50, 0, 0, FIRST_CHUNK, 0},
     {100, 64, 0, 0, 0, 1, 0, 3 * FIRST_CHUNK, 64},
     {100, 64, 0, 0, 0, 0, 1, FIRST_CHUNK, 0},
     {17, 64, 0, 0, 0, 0, 0, 0, 0},
@@ -177,10 +176,11 @@ TEST_LOOP("learning", learning_discards_little, LENGTH(discards)) {
     size_t discarded = discards[_i].discarded, next = discards[_i].next, known;
 
     dev = device_new(need(discards[_i].room), options, info);
-    known = largest_balanced(64, device_bound(&dev, FIRST_CHUNK));
-    if (!discarded && !discards[_i].least) discarded = FIRST_CHUNK + (known < WELL ? known : 0);
+    known = largest_balanced(discards[_i].samples,
+                             device_bound(&dev, discarded ? discarded : FIRST_CHUNK));
+    if (!discarded && !discards[_i].least) discarded = FIRST_CHUNK;
     if (!next && discards[_i].untimed) next = known;
-    if (!next) next = known < WELL ? SMALL : smallest_candidate(known, 1);
+    if (!next) next = known < WELL ? known : smallest_candidate(known, 1);
     if (!discards[_i].untimed) dev.seconds = fake_seconds;
     train(1, discards[_i].samples);
     ck_assert_uint_eq(dev.discarded, discarded);
