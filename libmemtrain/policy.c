@@ -12,13 +12,8 @@
 /* ---- life ------------------------------------------------------------------------------------- */
 
 static void destroy(mt_policy *p) {
-    for (size_t i = 0; i < MT__BUCKETS; i++) {
-        while (p->kinds[i]) {
-            mt__kind *k = p->kinds[i];
-            p->kinds[i] = k->next;
-            mt__kind_free(k);
-        }
-    }
+    for (size_t i = 0; i < MT__BUCKETS; i++)
+        for (mt__kind *k; (k = p->kinds[i]); mt__kind_free(k)) p->kinds[i] = k->next;
     mt_recording_free(p->recording);
     mt__free(p);
 }
@@ -41,8 +36,8 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
     p->options = own;
     p->info = told;
     if (!p->options.max_retries) p->options.max_retries = DEFAULT_RETRIES;
-    p->calls[MT_TRAIN] =
-        own.clear_every == MT_CLEAR_AUTO ? HUNDREDTH : 0; /* the first may be at once */
+    /* The first may be at once. */
+    p->calls[MT_TRAIN] = own.clear_every == MT_CLEAR_AUTO ? HUNDREDTH : 0;
     p->calls[MT_EVALUATE] = own.eval_clear_every == MT_CLEAR_AUTO ? HUNDREDTH : 0;
     p->last_alloc_retries = UINT64_MAX; /* those from before are nobody's */
     /* Made now, so that a policy that could be made can also plan. */

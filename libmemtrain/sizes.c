@@ -40,12 +40,12 @@ static mt__size *insert(mt__sizes *s, size_t samples) {
  */
 void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
     if (!(seconds > 0) || !isfinite(seconds) || !samples) return;
-    size_t i = position(sizes, samples);
-    int is_known = i < sizes->count && sizes->entry[i].samples == samples;
-    mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
+    int is_known = find(sizes, samples) != NULL;
+    mt__size *e = is_known ? sizes->entry + position(sizes, samples) : insert(sizes, samples);
     e->times[e->runs++ % MT__TIMES] = seconds;
     e->seconds = seconds;
-    for (i = 0; i < mt__min(e->runs, MT__TIMES); i++) e->seconds = fmin(e->seconds, e->times[i]);
+    for (size_t i = 0; i < mt__min(e->runs, MT__TIMES); i++)
+        e->seconds = fmin(e->seconds, e->times[i]);
     e->last_batch = sizes->batches;
 }
 
@@ -63,22 +63,35 @@ static double rate(const mt__size *e) {
     return e->seconds / (double)e->samples;
 }
 
-/* Measured, or on the line between the two nearest sizes, or in proportion to the nearest. */
-static double chunk_seconds(const mt__sizes *s, size_t samples) {
-    size_t i = position(s, samples);
-    const mt__size *e = s->entry;
-    if (i < s->count && e[i].samples == samples) return e[i].seconds;
-    e += i ? i - 1 : 0;
-    if (i == 0 || i == s->count) return e->seconds * (double)samples / (double)e->samples;
-    double share = ((double)samples - (double)e->samples) / (double)(e[1].samples - e->samples);
-    return e->seconds + share * (e[1].seconds - e->seconds);
+/*
+ * Of sizes that ran at least so often: measured, or on the line between the two nearest, or in proportion to the nearest. A
+ * first run, which sets the size up, counts where none ran again. 0: nothing was measured.
+ */
+static double chunk_seconds(const mt__sizes *s, size_t samples, size_t runs) {
+    const mt__size *low = NULL, *high = NULL; /* neighbours */
+    const mt__size *end = s->entry + s->count;
+    for (const mt__size *e = s->entry; e < end && !(high && high->samples >= samples); e++) {
+        if (e->runs < runs) continue;
+        low = high;
+        high = e;
+    }
+    if (!high) return runs > 1 ? chunk_seconds(s, samples, 1) : 0;
+    if (!low || high->samples <= samples)
+        return high->seconds * (double)samples / (double)high->samples;
+    double share = (double)(samples - low->samples) / (double)(high->samples - low->samples);
+    return low->seconds + share * (high->seconds - low->seconds);
+}
+
+/* A first run, which sets the size up, tells the most that it takes. */
+static double expected(const mt__sizes *s, size_t samples) {
+    double told = chunk_seconds(s, samples, 2), own = mt__sizes_measured(s, samples);
+    return own > 0 ? fmin(own, told) : told;
 }
 
 double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks) {
     size_t small = samples / chunks, larger = samples % chunks;
-    if (!sizes->count) return 0;
-    double seconds = (double)(chunks - larger) * chunk_seconds(sizes, small);
-    return larger ? seconds + (double)larger * chunk_seconds(sizes, small + 1) : seconds;
+    double seconds = (double)(chunks - larger) * expected(sizes, small);
+    return larger ? seconds + (double)larger * expected(sizes, small + 1) : seconds;
 }
 
 /*
@@ -108,7 +121,6 @@ static int is_due(const mt__sizes *s, size_t samples) {
 /* The largest candidate below so many samples: top, or a power of two; 0: none is left. */
 static size_t candidate_below(const mt__bounds *b, size_t samples) {
     size_t power = 1;
-    if (samples > b->alone && b->alone > b->top) return b->alone;
     if (samples > b->top) return b->top;
     while (2 * power < samples) power *= 2;
     return power >= b->least && power < samples ? power : 0;
@@ -122,14 +134,22 @@ static size_t run_size(const mt__bounds *b, size_t candidate) {
 
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last) {
     size_t next = 0;
+    double best = INFINITY; /* seconds a sample of the candidates so far */
+    int is_best = 0;        /* the last one is known and has nearly these */
     /* Downwards, so that the smallest wins: sizes grow within a batch, and kernels of larger ones are met step by step. */
-    for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > last;) {
+    for (size_t c = mt__max(bounds->top, bounds->alone); c > last; c = candidate_below(bounds, c)) {
         /* What is left has to be legal chunks that fit: 78 of at least 42 are one. */
         size_t left = mt__left(rest, c), size = run_size(bounds, c);
+        /* Below a share of the largest only while the last one is nearly the fastest, and no larger one takes its turn. */
+        if (c < bounds->top / SMALLEST_SHARE && (!is_best || next)) break;
+        const mt__size *own = find(sizes, size);
+        int due = is_due(sizes, size);
+        is_best = !due && own && rate(own) <= best + best / NEARLY;
+        if (own) best = fmin(best, rate(own));
         int leaves_legal =
             c == rest || (left >= bounds->left && mt__can_be_cut(left, bounds->legal, bounds->top));
         /* Where it cannot be now, no larger one takes its turn. */
-        if (is_due(sizes, size)) next = leaves_legal ? size : 0;
+        if (due) next = leaves_legal ? size : 0;
     }
     return next;
 }
@@ -137,7 +157,6 @@ size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t r
 size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples) {
     size_t best = mt__ceil_div(samples, bounds->top), fewest = best;
     size_t most = samples / mt__min(samples, bounds->least);
-    if (!sizes->count) return 0;
     double least = mt__sizes_batch_seconds(sizes, samples, best);
     for (size_t i = sizes->count; i-- > 0;) { /* larger ones first */
         const mt__size *e = &sizes->entry[i];

@@ -1,9 +1,9 @@
 /*
  * sizes.h - measured times of chunks: which sizes are to run, and which is the fastest.
  *
- * The candidates are the largest size that fits and the powers of two below it, down to an eighth. Each runs three times,
- * as one chunk of a real batch. So they have to be the same in each batch: a size that changes is never known. Pure functions
- * over a value. Rules: docs/policy.md.
+ * The candidates are the largest size that fits and the powers of two below it, down to a quarter, and on while the last is
+ * nearly the fastest. Each runs three times, as one chunk of a real batch. So they have to be the same in each batch: a size
+ * that changes is never known. Pure functions over a value. Rules: docs/policy.md.
  */
 #ifndef MT_SIZES_H
 #define MT_SIZES_H
@@ -51,7 +51,10 @@ double mt__sizes_measured(const mt__sizes *sizes, size_t samples);
 /* Whether chunks of exactly so many samples ran as often as they have to. */
 int mt__sizes_is_known(const mt__sizes *sizes, size_t samples);
 
-/* Seconds that a batch is expected to take in so many balanced chunks; 0: nothing was measured. */
+/*
+ * Seconds that a batch is expected to take in so many balanced chunks; 0: nothing was measured. Where any size ran again, those
+ * that ran once tell of no other.
+ */
 double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks);
 
 /*
@@ -61,7 +64,7 @@ double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t ch
  */
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last);
 
-/* The number of balanced chunks within bounds that is expected to take least time; 0: nothing was measured. */
+/* The number of balanced chunks within bounds that takes least time as expected; the fewest where nothing was measured. */
 size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples);
 
 #endif

@@ -8,16 +8,16 @@
 #define FIRST_CHUNK 2
 /* Samples below which layers that normalise over a chunk learn badly. docs/faq.md */
 #define LEAST_NORMALISED 8
-/* Candidates are no smaller than this part of the largest. bench/sizes */
-#define SMALLEST_SHARE 8
+/* Candidates are no smaller than this part of the largest, while smaller ones are slower. bench/sizes */
+#define SMALLEST_SHARE 4
 /* Above a size that took so many times as long a sample as a smaller one none is tried. bench/cliff */
 #define CLIFF 1.5
 /* Batches in which a size runs until it is known: the first one sets it up, of two others one may be busy. bench/sizes */
 #define KNOWN_RUNS 3
 /*
- * What differs by this part or less is nearly the same: a size that is known (tests/core/check_policy_time), the
- * peak that two recordings of the same kernels foretell (tests/shim/check_peaks). Of what one
- * recording has, more than this part grows with the samples (tests/core/check_last_resort).
+ * What differs by this part or less is nearly the same: a size that is known (tests/core/check_policy_time), the time of one
+ * below which smaller ones are tried (bench/sizes), the peak that two recordings of the same kernels foretell
+ * (tests/shim/check_peaks). Of what one recording has, more than this part grows with the samples (tests/core/check_last_resort).
  */
 #define NEARLY 16
 /*

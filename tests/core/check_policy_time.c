@@ -7,8 +7,8 @@
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-/* Batches until all sizes are known, of which one runs after the others here; and until each has run again. */
-enum { LEARNT = 2 * KNOWN_RUNS + 1, AGAIN = LEARNT * RERUN_AFTER };
+/* Batches until all sizes are known, of which two run after the others here; and until each has run again. */
+enum { LEARNT = 3 * KNOWN_RUNS + 1, AGAIN = LEARNT * RERUN_AFTER };
 
 /* 41 s an epoch at 16 samples and 266 s at 24: seven times slower beyond the edge. */
 static double cliff(size_t m) {
@@ -113,14 +113,14 @@ TEST("time", time_steady) {
 
 /* What was fastest and then becomes slow is left, though it was fast once. */
 static double throttled(size_t m) {
-    return m > 16 ? 0.05 * (double)m : 0.05 + 0.01 * (double)m;
+    return m > 32 ? 0.05 * (double)m : 0.05 + 0.01 * (double)m;
 }
 
 TEST("time", time_gets_worse) {
     timed(200, steady, 0);
     ck_assert_uint_eq(largest_chunk_of_the_last(96, 60, 40), 96);
     dev.seconds = throttled;
-    check_largest(96, 150, 40, 8, 16);
+    check_largest(96, 150, 40, 16, 32);
 }
 
 /*
@@ -383,7 +383,7 @@ TEST_LOOP("time", time_of_a_hiccup, 48) {
 TEST_LOOP("time", time_of_a_slow_while, 96) {
     static const struct {
         int chunks, batches;
-    } rows[] = {{2, AGAIN}, {4, AGAIN}, {8, AGAIN}, {16, AGAIN}};
+    } rows[] = {{2, AGAIN}, {4, AGAIN}, {8, 2 * AGAIN}, {16, 2 * AGAIN}};
 
     find_the_largest(_i % 2, _i / 2 % 12 + 1, rows[_i / 24].chunks, 1.2, rows[_i / 24].batches);
 }
@@ -469,8 +469,8 @@ static const struct {
     size_t first[8], second[8];
     int known; /* batches until all are of 8 */
 } edges[] = {
-    {edge, {8, 16, 32}, {8, 16, 32}, 2 * KNOWN_RUNS},
-    {steep_edge, {8, 16, 8, 8, 8, 8}, {16, 8, 8, 8, 8, 8}, KNOWN_RUNS},
+    {edge, {16, 32, 8}, {16, 32, 8}, 3 * KNOWN_RUNS},
+    {steep_edge, {16, 8, 8, 8, 8, 8}, {16, 8, 8, 8, 8, 8}, KNOWN_RUNS},
 };
 
 TEST_LOOP("time", time_of_an_edge, 2) {

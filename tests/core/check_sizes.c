@@ -120,6 +120,11 @@ static const struct {
     {{{1, 8, 1}, {1, 16, 3}}, 1, 23, 2, 1.75 + 2},
     {{{1, 8, 1}, {1, 16, 3}}, 1, 2, 1, 0.25},
     {{{1, 8, 1}, {1, 16, 3}}, 1, 32, 1, 6},
+    /* A size that ran once tells nothing where one ran again, and of itself the most that it takes. */
+    {{{1, 8, 2}, {KNOWN, 16, 3}}, 1, 8, 1, 1.5},
+    {{{1, 8, 1}, {KNOWN, 16, 3}}, 1, 8, 1, 1},
+    {{{KNOWN, 8, 1}, {1, 16, 3}}, 1, 16, 1, 2},
+    {{{KNOWN, 8, 1}, {1, 12, 9}, {KNOWN, 16, 3}}, 1, 12, 1, 2},
 };
 
 TEST_LOOP("runs", seconds_of_batches, LENGTH(batches)) {
@@ -132,6 +137,12 @@ TEST_LOOP("runs", seconds_of_batches, LENGTH(batches)) {
 
 /* ---- the next size ------------------------------------------------------------------------------ */
 
+/* Three sizes, of which the smallest took so long; the others 0.025 seconds a sample. */
+#define DOWN_TO_16(seconds)                                                                        \
+    {KNOWN, 16, seconds}, {KNOWN, 32, 0.8}, {                                                      \
+        KNOWN, 64, 1.6                                                                             \
+    }
+
 /* A size that is so many samples larger than one of which four are the part that makes no other size. */
 #define NEAR(more) (4 * NEARLY + (more))
 
@@ -142,11 +153,11 @@ static const struct {
     size_t rest, last, next;
 } nexts[] = {
     /* From the smallest candidate on, doubled. */
-    {{{0}}, 1, {4, 64, 1, 0, 0, 1}, 64, 0, 4},
-    {{{0}}, 1, {5, 64, 1, 0, 0, 1}, 64, 0, 8},
+    {{{0}}, 1, {4, 16, 1, 0, 0, 1}, 64, 0, 4},
+    {{{0}}, 1, {5, 32, 1, 0, 0, 1}, 64, 0, 8},
     {{{0}}, 1, {5, 5, 1, 0, 0, 1}, 64, 0, 5},
-    {{{1, 2, 0.1}}, 1, {8, 64, 1, 0, 0, 1}, 62, 2, 8}, /* however much smaller the recording was */
-    {{{1, 4, 0.1}}, 1, {4, 64, 1, 0, 0, 1}, 60, 4, 8},
+    {{{1, 2, 0.1}}, 1, {8, 32, 1, 0, 0, 1}, 62, 2, 8}, /* however much smaller the recording was */
+    {{{1, 4, 0.1}}, 1, {4, 32, 1, 0, 0, 1}, 60, 4, 8},
     {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 1, 0, 0, 1}, 52, 8, 16},
     {{{1, 32, 1}}, 1, {4, 40, 1, 0, 0, 1}, 100, 32, 40}, /* the largest is no power */
     {{{1, 4, 0.1}, {1, 8, 0.2}},
@@ -160,6 +171,27 @@ static const struct {
     {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 8, 0, 0, 1}, 24, 8, 16},
     {{{0}}, 1, {64, 64, 42, 0, 0, 42}, 142, 0, 0}, /* or what is one chunk that does not fit: 78 */
     {{{0}}, 1, {64, 64, 42, 0, 0, 42}, 148, 0, 64},
+    /* Below a share of the largest, where the one above is known and is no slower than all above it. */
+    {{{0}}, 1, {1, 64, 1, 0, 0, 1}, 64, 0, 64 / SMALLEST_SHARE},
+    {{DOWN_TO_16(0.4)}, KNOWN_RUNS, {1, 64, 1, 0, 0, 1}, 64, 0, 8},
+    {{DOWN_TO_16(0.43)}, KNOWN_RUNS, {1, 64, 1, 0, 0, 1}, 64, 0, 0},
+    {{DOWN_TO_16(0.4)}, KNOWN_RUNS, {9, 64, 1, 0, 0, 1}, 64, 0, 0}, /* but no less than the least */
+    {{DOWN_TO_16(0.4), {KNOWN, 8, 0.2}}, KNOWN_RUNS, {1, 64, 1, 0, 0, 1}, 64, 0, 4},
+    {{DOWN_TO_16(0.4), {KNOWN, 8, 0.22}}, KNOWN_RUNS, {1, 64, 1, 0, 0, 1}, 64, 0, 0},
+    {{{KNOWN, 16, 0.4}, {HARDLY_KNOWN, 32, 0.8}, {KNOWN, 64, 1.6}},
+     KNOWN_RUNS,
+     {1, 64, 1, 0, 0, 1},
+     64,
+     0,
+     32}, /* not all are known */
+    {{{KNOWN, 16, 0.4}, {KNOWN, 32, CLIFF * 0.81}},
+     KNOWN_RUNS,
+     {1, 64, 1, 0, 0, 1},
+     64,
+     0,
+     8}, /* beyond a cliff none is to be */
+    {{{KNOWN, 16, 0.4}, {KNOWN, 32, 0.8}}, KNOWN_RUNS, {1, 64, 1, 0, 0, 1}, 100, 0, 64}, /* first */
+    {{{KNOWN, 16, 0.4}, {KNOWN, 32, 0.8}}, KNOWN_RUNS, {1, 64, 40, 0, 0, 1}, 100, 0, 8}, /* never */
     /* A cliff, and what is none. */
     {{{1, 4, 0.1}, {1, 8, CLIFF * 0.2 + 0.01}}, 1, {4, 64, 1, 0, 0, 1}, 52, 8, 0},
     {{{1, 4, 0.1}, {1, 8, CLIFF * 0.2 - 0.01}}, 1, {4, 64, 1, 0, 0, 1}, 52, 8, 16},
@@ -170,11 +202,11 @@ static const struct {
      8,
      16}, /* of a size that does not run again */
     /* A spike in a first run: it runs again, larger ones do not until then. */
-    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}}, 2, {4, 64, 1, 0, 0, 1}, 60, 4, 8},
+    {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}}, 2, {4, 32, 1, 0, 0, 1}, 60, 4, 8},
     {{{1, 4, 0.1}, {2, 8, CLIFF * 0.3}}, 2, {4, 64, 1, 0, 0, 1}, 52, 8, 0},
     {{{1, 4, 0.1}, {1, 8, CLIFF * 0.3}, {2, 8, 0.2}}, 3, {4, 64, 1, 0, 0, 1}, 52, 8, 16},
     /* Each until it is known. */
-    {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0, 0, 1}, 64, 0, 4},
+    {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 16, 1, 0, 0, 1}, 64, 0, 4},
     {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0, 0, 1}, 36, 16, 32},
     {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 12, 0, 0, 1}, 36, 16, 0}, /* 32 leave 4 */
     {{{KNOWN, 8, 0.2}, {HARDLY_KNOWN, 16, 0.4}}, KNOWN_RUNS, {8, 16, 1, 0, 0, 1}, 64, 0, 16},
@@ -211,12 +243,12 @@ static const struct {
      0,
      NEAR(-2)},
     /* Chunks of one size: 16 of 43 are 15. */
-    {{{0}}, 1, {8, 40, 1, 0, 43, 1}, 43, 0, 8},
+    {{{0}}, 1, {8, 32, 1, 0, 43, 1}, 43, 0, 8},
     {{{KNOWN, 8, 0.2}}, KNOWN_RUNS + 1, {8, 40, 1, 0, 43, 1}, 43, 0, 15},
     {{{KNOWN, 8, 0.2}, {KNOWN, 15, 0.2}}, KNOWN_RUNS + 1, {8, 40, 1, 0, 43, 1}, 43, 0, 22},
     {{{KNOWN, 8, 0.2}, {KNOWN, 15, CLIFF * 0.6}}, KNOWN_RUNS + 1, {8, 40, 1, 0, 43, 1}, 43, 0, 0},
     /* But no smaller than is legal: 59 in eights are 8 chunks, of which 5 have 7. */
-    {{{0}}, 1, {8, 40, 1, 0, 59, 8}, 59, 0, 9},
+    {{{0}}, 1, {8, 32, 1, 0, 59, 8}, 59, 0, 9},
     /* What is known before any batch was planned, as in a kind that begins within a step, is known. */
     {{{0, 4, 0.1}, {0, 4, 0.1}, {0, 4, 0.1}}, 0, {4, 4, 1, 0, 0, 1}, 64, 0, 0},
     /* One that fits as the only chunk of its batch. */
@@ -239,7 +271,8 @@ static const struct {
     mt__bounds bounds;
     size_t samples, chunks;
 } fastests[] = {
-    {{{0}}, {4, 64, 1, 0, 0, 1}, 64, 0},
+    {{{0}}, {4, 64, 1, 0, 0, 1}, 64, 1}, /* nothing was measured: the fewest */
+    {{{0}}, {4, 40, 1, 0, 0, 1}, 64, 2},
     {{{1, 8, 1}}, {4, 64, 1, 0, 0, 1}, 64, 1}, /* no slower in one */
     {{{1, 8, 1}}, {4, 40, 1, 0, 0, 1}, 64, 2},
     {{{1, 8, 1}, {1, 64, 7}}, {4, 64, 1, 0, 0, 1}, 64, 1},
@@ -248,6 +281,9 @@ static const struct {
     {{{1, 8, 1}, {1, 16, 1.5}, {1, 64, 9}}, {4, 64, 1, 0, 0, 1}, 24, 2}, /* balanced: two of 12 */
     {{{1, 8, 1}, {1, 64, 9}}, {10, 64, 1, 0, 0, 1}, 64, 6}, /* none smaller than the least */
     {{{1, 8, 1}, {1, 64, 9}}, {80, 80, 1, 0, 0, 1}, 64, 1},
+    /* What set a size up does not speak against its neighbours. */
+    {{{KNOWN, 16, 20}, {1, 18, 32}, {KNOWN, 22, 26}}, {4, 22, 1, 0, 0, 1}, 64, 3},
+    {{{KNOWN, 16, 20}, {1, 18, 32}, {2, 18, 32}, {KNOWN, 22, 26}}, {4, 22, 1, 0, 0, 1}, 64, 4},
     /* What ran does not fit any more, or alone. */
     {{{1, 32, 4}, {1, 64, 7}}, {4, 40, 1, 0, 0, 1}, 64, 2},
     {{{1, 32, 4}, {1, 64, 7}}, {4, 40, 1, 64, 0, 1}, 64, 1},

@@ -138,7 +138,7 @@ TEST_LOOP("when", the_fastest_that_fits, LENGTH(speeds)) {
  * takes follows from FIRST_CHUNK and KNOWN_RUNS.
  */
 TEST("when", not_at_once) {
-    static const size_t chunks[] = {5, 4, 3, 1, 1};
+    static const size_t chunks[] = {4, 3, 2, 1, 1};
 
     options.seconds = no_cliff;
     trainer = trainer_with(&options, NULL);
