@@ -6,7 +6,7 @@
 #include "tuned.h"
 
 size_t mt__begin_size(size_t samples) {
-    return mt__max(LEAST_NORMALISED, samples / SMALLEST_SHARE);
+    return mt__max(LEAST_NORMALISED, samples / (2 * SMALLEST_SHARE));
 }
 
 /* Whether rest is known to fit as one chunk without an accumulator. */

@@ -105,6 +105,8 @@ static mt__kind *kind_of(const known *what) {
 #define AFTER_FIRST(samples) .batch = samples, .rest = (samples)-FIRST_CHUNK, .ran = FIRST_CHUNK
 /* A batch of which the smallest candidate is so many samples, for no other reason than its share. */
 #define SHARED(samples) ((samples)*SMALLEST_SHARE)
+/* A batch that begins with so many samples where nothing is recorded. */
+#define BEGUN(samples) (2 * SHARED(samples))
 
 /* Zeros: rest and most are the batch, least is 1, and room_told and room_alone are the room. */
 static const struct {
@@ -118,13 +120,13 @@ static const struct {
      {NOTHING},
      {0, 1, 65, 1, 0, 0}},
     {"1 larger chunks",
-     {.batch = SHARED(10), .room = 100, TRAIN, .tries_larger = 1},
+     {.batch = BEGUN(10), .room = 100, TRAIN, .tries_larger = 1},
      {NOTHING},
-     {0, SMALLEST_SHARE, 1, 0, 0, 0}},
+     {0, BEGUN(1), 1, 0, 0, 0}},
     {"1 larger chunks, but legal ones",
-     {.batch = SHARED(14) + 1, .least = 14, .room = 100, TRAIN, .tries_larger = 1},
+     {.batch = BEGUN(14) + 1, .least = 14, .room = 100, TRAIN, .tries_larger = 1},
      {NOTHING},
-     {0, SMALLEST_SHARE, 1, 0, 0, 0}},
+     {0, BEGUN(1), 1, 0, 0, 0}},
     {"1 none has gone through",
      {.batch = 64, .room = 9000, TRAIN, .tries_larger = 1},
      {RECORDED, .ran = 8},
@@ -194,11 +196,11 @@ static const struct {
      {NOTHING},
      ONE(FIRST_CHUNK)},
     {"3 no recordings",
-     {.batch = SHARED(LEAST_NORMALISED), .room = 9000, .is_training = 1},
+     {.batch = BEGUN(LEAST_NORMALISED), .room = 9000, .is_training = 1},
      {NOTHING},
      ONE(LEAST_NORMALISED)},
     {"3 no recordings, normalises",
-     {.batch = SHARED(LEAST_NORMALISED),
+     {.batch = BEGUN(LEAST_NORMALISED),
       .room = 9000,
       .is_training = 1,
       .normalises = 1,
@@ -206,7 +208,7 @@ static const struct {
      {NOTHING},
      ONE(LEAST_NORMALISED)},
     {"3 no recordings, large",
-     {.batch = SHARED(2 * LEAST_NORMALISED), .room = 9000, .is_training = 1},
+     {.batch = BEGUN(2 * LEAST_NORMALISED), .room = 9000, .is_training = 1},
      {NOTHING},
      ONE(2 * LEAST_NORMALISED)},
     {"3 no recordings, small",
