@@ -40,12 +40,12 @@ static mt__size *insert(mt__sizes *s, size_t samples) {
  */
 void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
     if (!(seconds > 0) || !isfinite(seconds) || !samples) return;
-    int is_known = find(sizes, samples) != NULL;
-    mt__size *e = is_known ? sizes->entry + position(sizes, samples) : insert(sizes, samples);
+    size_t i = position(sizes, samples);
+    int is_known = i < sizes->count && sizes->entry[i].samples == samples;
+    mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
     e->times[e->runs++ % MT__TIMES] = seconds;
     e->seconds = seconds;
-    for (size_t i = 0; i < mt__min(e->runs, MT__TIMES); i++)
-        e->seconds = fmin(e->seconds, e->times[i]);
+    for (i = 0; i < mt__min(e->runs, MT__TIMES); i++) e->seconds = fmin(e->seconds, e->times[i]);
     e->last_batch = sizes->batches;
 }
 
