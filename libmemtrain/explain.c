@@ -45,8 +45,8 @@ static mt__need need_of_update(const mt_trainer *t) {
 static mt__need need_of(const mt_trainer *t, size_t chunk) {
     const mt_memory *memory = &t->failure.memory;
     mt__need least = mt__policy_least_need(t->policy, t->failure.mode, chunk);
-    int is_short = mt__add(memory->allocated_bytes, least.bytes) > memory->budget_bytes;
-    return least.bytes && is_short ? least : mt__policy_need(t->policy, &t->failure, chunk);
+    int is_too_much = mt__add(memory->allocated_bytes, least.bytes) > memory->budget_bytes;
+    return least.bytes && is_too_much ? least : mt__policy_need(t->policy, &t->failure, chunk);
 }
 
 /* Whether the request that was refused would have exceeded the budget; so when nothing is known. */

@@ -128,10 +128,10 @@ typedef struct reader {
     const char *at;
     int64_t *numbers; /* of the line */
     size_t count, capacity;
-    mt__kind *kind; /* that lines are of; NULL: they are left out, or there was none yet */
-    int is_partial; /* of that kind */
-    int has_begun;  /* a kind has come */
-    int is_short;   /* host memory ran out */
+    mt__kind *kind;   /* that lines are of; NULL: they are left out, or there was none yet */
+    int is_partial;   /* of that kind */
+    int has_begun;    /* a kind has come */
+    int lacks_memory; /* host memory ran out */
     size_t kinds;
 } reader;
 
@@ -208,7 +208,7 @@ static char next_line(reader *r) {
         if (r->count == r->capacity) {
             size_t capacity = 2 * r->capacity + 64;
             int64_t *more = mt__grow(r->numbers, capacity, sizeof *more);
-            r->is_short = !more;
+            r->lacks_memory = !more;
             if (!more) return 0;
             r->numbers = more;
             r->capacity = capacity;
@@ -245,7 +245,7 @@ static int take_kind(reader *r) {
     int is_full = has_no_place(p, (mt_mode)n[0], (unsigned)n[2]);
     mt__kind *k = is_full ? NULL : mt__policy_kind(p, (mt_mode)n[0], (unsigned)n[2]);
     p->shape = before;
-    r->is_short = !k && !is_full;
+    r->lacks_memory = !k && !is_full;
     if (!k) return is_full;
     if (k->has_run && !k->is_inherited) return 1;
     mt__kind_drop_ranges(k);
@@ -349,8 +349,8 @@ static mt_status load(reader *r, const char *path) {
     if (status == MT_OK) status = check_head(r);
     while (status == MT_OK && *r->at)
         if (!take_line(r, next_line(r)))
-            status = r->is_short ? mt_set_error(MT_ENOMEM, "mt_policy_load: out of host memory")
-                                 : mt_set_error(MT_EINVAL, "'%.20s' is not understood", r->at);
+            status = r->lacks_memory ? mt_set_error(MT_ENOMEM, "mt_policy_load: out of host memory")
+                                     : mt_set_error(MT_EINVAL, "'%.20s' is not understood", r->at);
     return status;
 }
 

@@ -131,7 +131,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
         .is_deterministic = p->options.deterministic,
         .normalises = p->info.normalises_over_batch && is_training,
         .all_at_once = p->info.is_told && is_training,
-        .is_short = p->step.cap || plan->groups + 4 > MT_PLAN_GROUPS,
+        .is_cut = p->step.cap || plan->groups + 4 > MT_PLAN_GROUPS,
         /* What is left of a step that has begun has the gradients before it to add to. */
         .may_go_alone = rest == p->step.samples && mt__policy_may_go_alone(p, mode, rest),
         .must_go_alone = p->step.resort == MT__RESORT_ALONE};

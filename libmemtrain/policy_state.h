@@ -25,10 +25,10 @@ typedef struct mt__ladder {
 /* Something that nobody has told of takes memory of the device. */
 typedef struct mt__shortage {
     size_t limit;  /* bytes that may be allocated beside it; 0: none is known of */
-    mt__wait wait; /* from the step in which the limit was met last */
+    mt__wait wait; /* from the step in which the limit was met last; evaluations are steps too */
 } mt__shortage;
 
-/* In this order: of two the greater one is the later one. */
+/* In this order, in which they are compared. */
 typedef enum mt__tried { MT__NOTHING, MT__THE_SAME, MT__CLEARED } mt__tried;
 
 /* What was tried for the chunk that did not fit. */

@@ -68,8 +68,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
 
     /* 5. Sizes from memory alone: the fewest chunks, once a chunk as large has been recorded. */
     if (f->is_deterministic) {
-        int learns =
-            f->can_record && f->room < SIZE_MAX && f->is_training && !f->ran && !f->is_short;
+        int learns = f->can_record && f->room < SIZE_MAX && f->is_training && !f->ran && !f->is_cut;
         /* Of one recorded size top is an estimate, so that the next one is twice as large. */
         const mt__range *r = k->range;
         int is_estimate = k->ranges == 1 && r->from == r->top;
@@ -90,7 +89,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     tried.alone = alone && fewest > 1 ? f->rest : 0;
     tried.even = whole ? f->rest : 0;
     /* Without a clock nothing is to be known. Where not even the smallest is known to fit, it is tried alone. */
-    int is_tried = !f->is_short && sizes->count && fits >= small;
+    int is_tried = !f->is_cut && sizes->count && fits >= small;
     size_t next = is_tried ? mt__sizes_next(sizes, &tried, f->rest, f->ran) : 0;
 
     /* 7. All others have the size that is the fastest. */

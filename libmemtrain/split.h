@@ -22,7 +22,7 @@ typedef struct mt__facts {
     int is_deterministic; /* sizes come from memory alone, the same in each step */
     int normalises;       /* chunks normalise over their samples: small ones are not to count */
     int all_at_once;      /* all chunks have to be known before the first one runs */
-    int is_short;         /* chunks of this step were made smaller: nothing is tried for speed */
+    int is_cut;           /* chunks of this step were made smaller: nothing is tried for speed */
     int may_go_alone;     /* rest is the whole batch and may be one chunk without an accumulator */
     int tries_larger;     /* chunks are to be larger, known to fit or not, until one went through */
     int must_go_alone;    /* it is to be, known or not: nothing else is left */
