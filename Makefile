@@ -202,9 +202,9 @@ SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torc
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
 NO_TORCH := report help clean distclean format check-format data core check-core check-fuzz fuzz check-valgrind \
     coverage bench-core install-core installcheck-core uninstall dist distcheck check-versions words \
-    check-python wheel
+    check-python wheel $(C_LIBS) $(TESTS_CORE) $(FUZZ) $(BENCHES_CORE)
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
-CC_ALONE := core install-core installcheck-core
+CC_ALONE := core install-core installcheck-core $(C_LIBS)
 NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words check-python wheel bench-peers
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include $(NOTES)/libtorch.mk
