@@ -1,7 +1,8 @@
 /*
  * oracle.cpp - automatic sizing against the best fixed micro-batch, found by trying all of them: for
  * each network and three budgets the time of 20 batches, learning included, over that of the oracle;
- * and the samples that were thrown away. To be at most 1.05, and at most 6 where layers normalise, else 0.
+ * and the samples that were thrown away. To be at most 1.05, and at most 6 where layers normalise, else 0. There the
+ * best has chunks of at least 8, as the policy's, if they fit.
  *
  * Every side is a process of its own, since a heap remembers the sizes it has served. The processes
  * go in lock step, one batch each in turn: a slow moment of the machine hits all of them. The name of a
@@ -17,6 +18,8 @@
 #include <string>
 
 #include <sys/mman.h>
+
+#include "tuned.h" /* last: its macros have short names */
 
 namespace {
 
@@ -136,11 +139,14 @@ double seconds_of(const Side &side) {
     return bench::median(std::vector<double>(side.seconds.begin() + 1, side.seconds.end()));
 }
 
-const Side &best_within(const Sides &sides, size_t room) {
+/* Where layers normalise over a chunk, those of few samples are another training: only where no larger ones fit. */
+const Side &best_within(const Sides &sides, size_t room, bool normalises) {
     const Side *best = nullptr;
-    for (auto &side : sides)
-        if (side->peak <= room && (!best || seconds_of(*side) < seconds_of(*best)))
-            best = side.get();
+    for (auto &side : sides) { /* the largest comes first */
+        bool is_another = normalises && best && side->micro < LEAST_NORMALISED;
+        if (side->peak > room || is_another) continue;
+        if (!best || seconds_of(*side) < seconds_of(*best)) best = side.get();
+    }
     if (!best) bench::give_up("nothing fits");
     return *best;
 }
@@ -158,13 +164,14 @@ Sides start_all(const char *program, int network) {
 }
 
 /* Goes on with those that are nearly the best within some budget: there the choice is close. */
-void run_finalists(const Sides &sides) {
+void run_finalists(const Sides &sides, bool normalises) {
     std::vector<size_t> finalists;
     for (size_t i = 0; i < sides.size(); i++)
         for (double share : budgets) {
             size_t room = room_of(share, sides);
             if (sides[i]->peak > room) continue;
-            if (seconds_of(*sides[i]) > 1.1 * seconds_of(best_within(sides, room))) continue;
+            if (seconds_of(*sides[i]) > 1.1 * seconds_of(best_within(sides, room, normalises)))
+                continue;
             finalists.push_back(i);
             break;
         }
@@ -238,7 +245,8 @@ int main(int argc, char **argv) {
         if (argc == 2 && std::strcmp(argv[1], networks::all[network].name) != 0) continue;
         Sides sides = start_all(argv[0], network);
         lock_step(sides, 3);
-        run_finalists(sides);
+        bool normalises = networks::all[network].normalises;
+        run_finalists(sides, normalises);
         for (auto &side : sides) side->finish();
         for (auto &side : sides)
             std::printf("oracle  network=%s micro_batch=%zu ms=%.2f peak=%zu\n",
@@ -247,7 +255,7 @@ int main(int argc, char **argv) {
         for (double share : budgets) {
             size_t room = room_of(share, sides);
             touch_memory();
-            double ratio = race(argv[0], network, best_within(sides, room).micro, room);
+            double ratio = race(argv[0], network, best_within(sides, room, normalises).micro, room);
             missed += ratio > most_ratio;
         }
     }
