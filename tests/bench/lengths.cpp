@@ -12,7 +12,6 @@
 #include "bench.hpp"
 #include "process.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -177,9 +176,7 @@ struct Sides {
         three.step();
     }
     double seconds() const {
-        double most = std::max({one.seconds, two.seconds, three.seconds});
-        double least = std::min({one.seconds, two.seconds, three.seconds});
-        return one.seconds + two.seconds + three.seconds - most - least;
+        return bench::median({one.seconds, two.seconds, three.seconds});
     }
 };
 
