@@ -175,9 +175,7 @@ struct Sides {
         two.step();
         three.step();
     }
-    double seconds() const {
-        return bench::median({one.seconds, two.seconds, three.seconds});
-    }
+    double seconds() const { return bench::median({one.seconds, two.seconds, three.seconds}); }
 };
 
 /* A micro-batch: the side that finds the best one, and those that are timed. */
