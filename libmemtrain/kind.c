@@ -11,11 +11,9 @@ mt__kind *mt__kind_new(const mt__key *key, const mt_shape *shape, size_t change)
     if (!k) mt__free(times);
     if (!k) return NULL;
     *times = (mt__times){.kinds = 1, .length = shape->length};
-    *k = (mt__kind){.key = *key,
-                    .family = shape->family,
-                    .length = shape->length,
-                    .change = change,
-                    .times = times};
+    *k = (mt__kind){.key = *key, .family = shape->family, .length = shape->length};
+    k->change = change;
+    k->times = times;
     return k;
 }
 

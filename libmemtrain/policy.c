@@ -131,7 +131,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
         .is_deterministic = p->options.deterministic,
         .normalises = p->info.normalises_over_batch && is_training,
         .all_at_once = p->info.is_told && is_training,
-        .is_cut = p->step.cap || plan->groups + 4 > MT_PLAN_GROUPS,
+        .is_cut = p->step.cap || plan->groups + 3 > MT_PLAN_GROUPS,
         /* What is left of a step that has begun has the gradients before it to add to. */
         .may_go_alone = rest == p->step.samples && mt__policy_may_go_alone(p, mode, rest),
         .must_go_alone = p->step.resort == MT__RESORT_ALONE};
@@ -187,11 +187,10 @@ static mt_status fill(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_pl
     size_t ran = mt_plan_chunks(plan);
     plan->discard = s.discard || s.starts_over;
     if (s.starts_over) return MT_OK;
-    if (!s.single && !s.chunks)
-        return mt__policy_does_not_fit(p, k, mt__policy_attainable(p, f.rest), memory);
+    if (!s.chunks) return mt__policy_does_not_fit(p, k, mt__policy_attainable(p, f.rest), memory);
     plan->alone = s.alone;
     if (!plan->groups) plan->reason = mt__policy_reason(p, k, plan->samples, &s);
-    mt_status status = mt__plan_append(plan, s.single ? s.single : f.rest, s.single ? 1 : s.chunks);
+    mt_status status = mt__plan_append(plan, s.size ? s.size * s.chunks : f.rest, s.chunks);
     if (status == MT_OK) promise(p, mode, k, memory, ran, plan);
     return status;
 }
@@ -285,10 +284,9 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     mt__way way = mt__policy_way(p, mode);
     size_t peak = mt__left(own.peak_bytes, allocated_before);
     size_t budget = p->plan.budget_bytes;
-    size_t room = mt__left(budget ? budget : SIZE_MAX, allocated_before);
     /* Where a budget is watched and not enforced, chunks go through above it: that proves nothing. */
     int is_above = budget && own.peak_bytes > budget;
-    if (is_above) room = 0;
+    size_t room = is_above ? 0 : mt__left(budget ? budget : SIZE_MAX, allocated_before);
     p->is_watched |= is_above;
     mt__kind_learn(k, way, samples, peak, room, &p->recording);
     mt__policy_end_recording(p);
@@ -300,8 +298,8 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
 int mt_policy_wants_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES) return 0;
     const mt__kind *k = mt__policy_find_kind(policy, mode, policy->ladder.rungs);
-    if (policy->options.deterministic) return 0;
-    return !k || !mt__sizes_is_known(&k->times->sizes, samples);
+    int is_known = k && mt__sizes_is_known(&k->times->sizes, samples);
+    return !policy->options.deterministic && !is_known;
 }
 
 mt_status mt_policy_observe_seconds(mt_policy *policy, mt_mode mode, size_t samples,

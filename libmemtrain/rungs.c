@@ -104,8 +104,7 @@ static int may_fit_alone(const mt_policy *p, const mt__kind *k, size_t samples, 
 }
 
 int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory, const mt_oom *oom) {
-    const mt__kind *k =
-        mt__policy_find_kind(p, mode, p->ladder.rungs); /* there since it was planned */
+    const mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs); /* it was planned */
     size_t samples = mode == MT_TRAIN ? mt__rungs_samples(p, p->step.samples) : p->step.samples;
     size_t room = mt__policy_room(p, memory, memory->allocated_bytes);
     size_t room_alone = mt__policy_room(p, memory, mt__policy_allocated_alone(p, memory));

@@ -20,18 +20,19 @@ static const mt__size *find(const mt__sizes *s, size_t samples) {
     return i < s->count && s->entry[i].samples == samples ? &s->entry[i] : NULL;
 }
 
-/* A place for a new size, where it belongs in the order. */
-static mt__size *insert(mt__sizes *s, size_t samples) {
-    if (s->count == MT__SIZES) {
+/* What is known of a size. A new one is put where it belongs in the order. */
+static mt__size *entry_of(mt__sizes *s, size_t samples) {
+    if (!find(s, samples) && s->count == MT__SIZES) {
         size_t oldest = 0;
         for (size_t i = 1; i < s->count; i++)
             if (s->entry[i].last_batch < s->entry[oldest].last_batch) oldest = i;
         memmove(s->entry + oldest, s->entry + oldest + 1, (--s->count - oldest) * sizeof *s->entry);
     }
-    size_t i = position(s, samples);
-    memmove(s->entry + i + 1, s->entry + i, (s->count++ - i) * sizeof *s->entry);
-    s->entry[i] = (mt__size){.samples = samples};
-    return &s->entry[i];
+    mt__size *e = s->entry + position(s, samples);
+    if (find(s, samples)) return e;
+    memmove(e + 1, e, (size_t)(s->entry + s->count++ - e) * sizeof *e);
+    *e = (mt__size){.samples = samples};
+    return e;
 }
 
 /*
@@ -39,13 +40,11 @@ static mt__size *insert(mt__sizes *s, size_t samples) {
  * ran three times; and they follow a machine that becomes slower for good.
  */
 void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
-    if (!(seconds > 0) || !isfinite(seconds) || !samples) return;
-    size_t i = position(sizes, samples);
-    int is_known = i < sizes->count && sizes->entry[i].samples == samples;
-    mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
+    mt__size *e = entry_of(sizes, samples);
     e->times[e->runs++ % MT__TIMES] = seconds;
     e->seconds = seconds;
-    for (i = 0; i < mt__min(e->runs, MT__TIMES); i++) e->seconds = fmin(e->seconds, e->times[i]);
+    for (size_t i = 0; i < mt__min(e->runs, MT__TIMES); i++)
+        e->seconds = fmin(e->seconds, e->times[i]);
     e->last_batch = sizes->batches;
 }
 
@@ -102,8 +101,7 @@ double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t ch
  */
 static int is_due(const mt__sizes *s, size_t samples) {
     const mt__size *own = NULL;
-    double best =
-        INFINITY; /* seconds a sample: of smaller sizes, which come first; at last of all */
+    double best = INFINITY; /* seconds a sample: of smaller sizes, which come first */
     int is_near = 0;
     for (const mt__size *e = s->entry; e < s->entry + s->count; e++) {
         size_t apart = mt__max(e->samples, samples) - mt__min(e->samples, samples);
@@ -168,4 +166,14 @@ size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_
         best = chunks;
     }
     return best;
+}
+
+size_t mt__sizes_that_ran(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples) {
+    const mt__size *best = NULL;
+    for (const mt__size *e = sizes->entry; e < sizes->entry + sizes->count; e++) {
+        size_t left = samples % e->samples;
+        if (e->samples < bounds->least || e->samples > mt__min(bounds->top, samples)) continue;
+        if ((!left || left >= bounds->left) && (!best || rate(e) <= rate(best))) best = e;
+    }
+    return best ? best->samples : 0;
 }

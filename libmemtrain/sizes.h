@@ -64,6 +64,9 @@ double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t ch
  */
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last);
 
+/* The fastest size within bounds that ran, of which so many samples leave nothing or a legal chunk; 0: none. */
+size_t mt__sizes_that_ran(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples);
+
 /* The number of balanced chunks within bounds that takes least time as expected; the fewest where nothing was measured. */
 size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples);
 

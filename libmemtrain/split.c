@@ -45,15 +45,14 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     /* 2. Chunks that are given: the user's, or one of a loss that couples the samples. */
     int alone = fits_alone(f, k);
     size_t given = f->fixed ? mt__ceil_div(f->rest, f->fixed) : 0;
-    if (given && !alone && mt__kind_rules_out(k, MT__IN_PLACE, given, f->room))
-        return cut(0, f->fixed, 0);
-    if (given) return cut(f->fixed, f->fixed, alone);
+    int fits_given = alone || !given || !mt__kind_rules_out(k, MT__IN_PLACE, given, f->room);
+    if (given) return cut(fits_given ? f->fixed : 0, f->fixed, alone);
 
     /* 3. A kind begins with a small chunk, which tells what each sample needs. */
     size_t first = first_chunk(f, k);
     int is_taken_back = f->is_deterministic || (f->normalises && f->all_at_once);
     is_taken_back = is_taken_back && f->can_record && f->is_training;
-    if (first) return (mt__split){.single = first, .discard = is_taken_back};
+    if (first) return (mt__split){.size = first, .chunks = 1, .discard = is_taken_back};
 
     /* 4. The largest chunk that fits, balanced. */
     size_t small = mt__ceil_div(f->rest, most_chunks);
@@ -74,7 +73,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
         int is_estimate = k->ranges == 1 && r->from == r->top;
         size_t chunk = is_estimate ? mt__min(top, mt__max(f->least, 2 * r->from)) : top;
         if (learns && top < f->rest && chunk > k->learnt && mt__kind_wants_recording(k, chunk))
-            return (mt__split){.single = chunk, .fewest = fewest, .discard = 1};
+            return (mt__split){.size = chunk, .chunks = 1, .fewest = fewest, .discard = 1};
         return cut(alone ? 1 : fewest, fewest, alone);
     }
 
@@ -82,30 +81,31 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     const mt__sizes *sizes = &k->times->sizes;
     int whole = f->all_at_once || k->times->kinds > 1;
     size_t fewest_of_batch = mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1));
-    size_t largest = mt__ceil_div(f->batch, fewest_of_batch), above = k->too_small + 1;
+    size_t largest = mt__ceil_div(f->batch, fewest_of_batch);
     size_t floor = mt__max(f->least, f->normalises ? mt__min(LEAST_NORMALISED, top) : 1);
     mt__bounds tried = {.top = largest, .left = floor, .legal = f->least};
-    tried.least = mt__min(mt__max(mt__max(floor, 2 * FIRST_CHUNK), above), largest);
+    tried.least = mt__max(mt__max(floor, 2 * FIRST_CHUNK), k->too_small + 1);
     tried.alone = alone && fewest > 1 ? f->rest : 0;
     tried.even = whole ? f->rest : 0;
     /* Without a clock nothing is to be known. Where not even the smallest is known to fit, it is tried alone. */
     int is_tried = !f->is_cut && sizes->count && fits >= small;
+    /* What a tried chunk leaves has sizes that ran: others would be set up for this batch alone. */
     size_t next = is_tried ? mt__sizes_next(sizes, &tried, f->rest, f->ran) : 0;
+    int is_left = is_tried && f->ran && !next && !whole;
+    size_t size = is_left ? mt__sizes_that_ran(sizes, &tried, f->rest) : next;
 
     /* 7. All others have the size that is the fastest. */
     mt__bounds all = tried;
     all.top = top;
-    all.least = mt__min(mt__max(floor, above), top);
+    all.least = mt__min(tried.least, top);
     size_t chunks = sizes->count ? mt__sizes_fastest(sizes, &all, f->rest) : all.alone ? 1 : fewest;
-    if (next && (whole || next == f->rest)) {
-        chunks = mt__ceil_div(f->rest, next);
-        next = 0;
-    }
-    mt__split split = cut(chunks, fewest, !next && chunks == 1 && alone);
-    split.single = next;
+    if (size) chunks = is_left ? f->rest / size : whole ? mt__ceil_div(f->rest, size) : 1;
+    if (whole || f->rest == size * chunks) size = 0;
+    mt__split split = cut(chunks, fewest, !size && chunks == 1 && alone);
+    split.size = size;
 
     /* 8. A first chunk that is less than half of those to come is not to count where chunks normalise. */
-    size_t chunk = next ? next : mt__ceil_div(f->rest, chunks);
+    size_t chunk = size ? size : mt__ceil_div(f->rest, chunks);
     split.starts_over = f->normalises && f->ran && 2 * f->ran < mt__min(chunk, LEAST_NORMALISED);
     return split;
 }

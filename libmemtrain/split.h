@@ -30,11 +30,11 @@ typedef struct mt__facts {
 
 /* What is to be done. */
 typedef struct mt__split {
-    size_t single; /* one chunk of so many samples first, then the rest is split anew; 0: none */
-    size_t chunks; /* balanced chunks of all that is left; 0: it does not fit */
+    size_t size;   /* of each chunk, and what they leave is split anew; 0: balanced chunks of all */
+    size_t chunks; /* so many; 0: it does not fit */
     size_t fewest; /* chunks that memory asks for; more than samples: no number of them would do */
     int alone;     /* the only chunk goes without an accumulator */
-    int discard;   /* single is run to learn from, and taken back */
+    int discard;   /* they are run to learn from, and taken back */
     int starts_over; /* what ran of this plan is to be taken back: chunks as small would do harm */
 } mt__split;
 

@@ -58,15 +58,6 @@ static const struct {
       {8, 8, 3},
       {9, 8, 4}},
      3},
-    {{{1, 8, 4},
-      {1, 8, 5},
-      {2, 8, 6},
-      {3, 8, 7},
-      {4, 8, 0},
-      {4, 8, -1},
-      {4, 8, NAN},
-      {4, 8, INFINITY}},
-     4},
 };
 
 TEST_LOOP("runs", runs_are_measured, LENGTH(measured)) {
@@ -74,13 +65,6 @@ TEST_LOOP("runs", runs_are_measured, LENGTH(measured)) {
 
     ck_assert_double_eq_tol(mt__sizes_measured(&sizes, 8), measured[_i].of_8, 1e-12);
     ck_assert_double_eq(mt__sizes_measured(&sizes, 7), 0);
-}
-
-TEST("runs", no_samples_are_no_size) {
-    mt__sizes sizes = {.count = 0};
-
-    mt__sizes_note(&sizes, 0, 1);
-    ck_assert_uint_eq(sizes.count, 0);
 }
 
 /* Whatever the order, sizes ascend; where there is no place for another, the one that did not run for longest is forgotten. */
@@ -156,6 +140,7 @@ static const struct {
     {{{0}}, 1, {4, 16, 1, 0, 0, 1}, 64, 0, 4},
     {{{0}}, 1, {5, 32, 1, 0, 0, 1}, 64, 0, 8},
     {{{0}}, 1, {5, 5, 1, 0, 0, 1}, 64, 0, 5},
+    {{{0}}, 1, {1, 1, 1, 0, 0, 1}, 64, 0, 1},
     {{{1, 2, 0.1}}, 1, {8, 32, 1, 0, 0, 1}, 62, 2, 8}, /* however much smaller the recording was */
     {{{1, 4, 0.1}}, 1, {4, 32, 1, 0, 0, 1}, 60, 4, 8},
     {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 1, 0, 0, 1}, 52, 8, 16},
@@ -262,6 +247,34 @@ TEST_LOOP("choice", the_next_size, LENGTH(nexts)) {
 
     ck_assert_uint_eq(mt__sizes_next(&sizes, &nexts[_i].bounds, nexts[_i].rest, nexts[_i].last),
                       nexts[_i].next);
+}
+
+/* ---- one that ran ------------------------------------------------------------------------------- */
+
+static const struct {
+    run runs[RUNS];
+    mt__bounds bounds;
+    size_t samples, size;
+} rans[] = {
+    {{{0}}, {4, 64, 1, 0, 0, 1}, 64, 0},
+    {{{1, 8, 1}}, {4, 64, 1, 0, 0, 1}, 64, 8},
+    {{{1, 8, 1}, {1, 16, 1.9}, {1, 32, 4}}, {4, 64, 1, 0, 0, 1}, 60, 16},
+    {{{1, 8, 1}, {1, 16, 2}}, {4, 64, 1, 0, 0, 1}, 60, 16}, /* the larger of two as fast */
+    {{{1, 8, 1}, {1, 16, 1}}, {4, 15, 1, 0, 0, 1}, 60, 8},  /* no larger than fits */
+    {{{1, 8, 1}, {1, 16, 9}}, {9, 64, 1, 0, 0, 1}, 60, 16}, /* nor smaller than the least */
+    /* What is left is legal. */
+    {{{1, 8, 1}, {1, 16, 1}}, {4, 64, 4, 0, 0, 1}, 36, 16},
+    {{{1, 8, 1}, {1, 16, 1}}, {4, 64, 5, 0, 0, 1}, 36, 0},
+    {{{1, 8, 1}, {1, 16, 1}}, {4, 64, 5, 0, 0, 1}, 40, 16},
+    {{{1, 8, 1}, {1, 16, 1}}, {4, 64, 9, 0, 0, 1}, 40, 8},
+    {{{1, 8, 1}, {1, 16, 1}}, {4, 64, 9, 0, 0, 1}, 48, 16},
+};
+
+TEST_LOOP("choice", the_fastest_that_ran, LENGTH(rans)) {
+    mt__sizes sizes = sizes_of(rans[_i].runs, 1);
+
+    ck_assert_uint_eq(mt__sizes_that_ran(&sizes, &rans[_i].bounds, rans[_i].samples),
+                      rans[_i].size);
 }
 
 /* ---- the fastest -------------------------------------------------------------------------------- */

@@ -92,7 +92,7 @@ static mt__kind *kind_of(const known *what) {
 #define NOTHING .batches = 0 /* is known */
 #define RECORDED .recorded = {2, 4}
 #define ONE(size)                                                                                  \
-    { size, 0, 0, 0, 0, 0 }
+    { size, 1, 0, 0, 0, 0 }
 #define CHUNKS(count)                                                                              \
     { 0, count, count, 0, 0, 0 }
 /* All candidates of 64 are known, and took so many seconds. */
@@ -113,7 +113,7 @@ static const struct {
     const char *name;
     mt__facts facts;
     known known;
-    mt__split split; /* single, chunks, fewest, alone, discard, starts_over */
+    mt__split split; /* size, chunks, fewest, alone, discard, starts_over */
 } rows[] = {
     {"1 last resort",
      {.batch = 64, .room = 100, TRAIN, .must_go_alone = 1},
@@ -186,11 +186,11 @@ static const struct {
     {"3 is taken back at once",
      {.batch = 64, .room = 9000, TRAIN, .normalises = 1, .all_at_once = 1},
      {NOTHING},
-     {FIRST_CHUNK, 0, 0, 0, 1, 0}},
+     {FIRST_CHUNK, 1, 0, 0, 1, 0}},
     {"3 deterministic",
      {.batch = 64, .room = 9000, TRAIN, DETERMINISTIC},
      {NOTHING},
-     {FIRST_CHUNK, 0, 0, 0, 1, 0}},
+     {FIRST_CHUNK, 1, 0, 0, 1, 0}},
     {"3 an evaluation",
      {.batch = 64, .room = 9000, .can_record = 1, DETERMINISTIC},
      {NOTHING},
@@ -257,11 +257,11 @@ static const struct {
     {"5 as large as its own",
      {.batch = 64, .room = IN_PLACE(20), TRAIN, DETERMINISTIC},
      {RECORDED},
-     {16, 0, 4, 0, 1, 0}},
+     {16, 1, 4, 0, 1, 0}},
     {"5 twice as large as its own, but legal",
      {.batch = 64, .least = 12, .room = IN_PLACE(20), TRAIN, DETERMINISTIC},
      {.recorded = {4}},
-     {12, 0, 4, 0, 1, 0}},
+     {12, 1, 4, 0, 1, 0}},
     {"5 once",
      {.batch = 64, .room = IN_PLACE(20), TRAIN, DETERMINISTIC},
      {RECORDED, .learnt = 16},
@@ -329,7 +329,7 @@ static const struct {
     {"6 of few that fit",
      {AFTER_FIRST(64), .room = IN_PLACE(16), TRAIN},
      {RECORDED, FIRST_RAN},
-     {POWER_FROM(2 * FIRST_CHUNK), 4, 4, 0, 0, 0}},
+     {POWER_FROM(2 * FIRST_CHUNK), 1, 4, 0, 0, 0}},
     {"6 legal",
      {.batch = 64, .rest = 48, .ran = 12, .least = 12, .room = IN_PLACE(64), TRAIN},
      {RECORDED, .batches = 1, .runs = {{1, 12, .125}}},
@@ -341,7 +341,7 @@ static const struct {
     {"6 all are too small",
      {AFTER_FIRST(64), .room = IN_PLACE(16), TRAIN},
      {RECORDED, .too_small = 99, FIRST_RAN},
-     {16, 4, 4, 0, 0, 0}},
+     {16, 1, 4, 0, 0, 0}},
     {"6 grows",
      {.batch = 64, .rest = 54, .ran = 8, .room = IN_PLACE(64), TRAIN},
      {RECORDED, .batches = 1, .runs = {{1, 2, .1}, {1, 8, .2}}},
@@ -350,6 +350,26 @@ static const struct {
      {.batch = 24, .rest = 12, .ran = 8, .room = IN_PLACE(20), TRAIN},
      {RECORDED, .batches = 1, .runs = {{1, 8, .2}}},
      CHUNKS(1)},
+    {"6 what is left has a size that ran",
+     {.batch = 128, .rest = 52, .ran = 32, .room = IN_PLACE(32), TRAIN},
+     {RECORDED, .batches = 1, .runs = {{1, 16, 1}, {1, 32, 1.9}}},
+     {32, 1, 2, 0, 0, 0}},
+    {"6 as many as there are",
+     {.batch = 128, .rest = 52, .ran = 32, .room = IN_PLACE(32), TRAIN},
+     {RECORDED, .batches = 2, .runs = {{KNOWN, 16, 1}, {KNOWN, 32, 2.1}}},
+     {16, 3, 2, 0, 0, 0}},
+    {"6 and nothing is left",
+     {.batch = 128, .rest = 48, .ran = 32, .room = IN_PLACE(32), TRAIN},
+     {RECORDED, .batches = 2, .runs = {{KNOWN, 16, 1}, {KNOWN, 32, 2.1}}},
+     {0, 3, 2, 0, 0, 0}},
+    {"6 unless times are shared",
+     {.batch = 128, .rest = 56, .ran = 32, .room = IN_PLACE(32), TRAIN},
+     {RECORDED, .shares = 1, .batches = 2, .runs = {{KNOWN, 16, 1}, {KNOWN, 32, 2.1}}},
+     {0, 4, 2, 0, 0, 0}},
+    {"6 none that ran leaves what is legal",
+     {.batch = 128, .rest = 52, .ran = 32, .least = 5, .room = IN_PLACE(32), TRAIN},
+     {RECORDED, .batches = 2, .runs = {{KNOWN, 16, 1}}},
+     CHUNKS(2)},
     {"6 all at once",
      {.batch = SHARED(8), .room = IN_PLACE(SHARED(8)), TRAIN, .all_at_once = 1},
      {RECORDED, FIRST_RAN},
@@ -374,7 +394,7 @@ static const struct {
     {"6 the smallest is not known to fit",
      {.batch = 59, .least = 2, .room = IN_PLACE(2), .room_told = NO, TRAIN},
      {RECORDED, .batches = 2, .runs = {{1, 2, .1}}},
-     CHUNKS(29)},
+     {0, 20, 29, 0, 0, 0}},
     {"6 all at once, and legal",
      {.batch = 59, .least = 8, .room = IN_PLACE(40), TRAIN, .all_at_once = 1},
      {RECORDED, .batches = 2, .runs = {{1, 2, .1}}},
@@ -484,10 +504,10 @@ TEST_LOOP("rules", batches_are_split, LENGTH(rows)) {
     if (!f.room_told) f.room_told = f.room;
     if (!f.room_alone) f.room_alone = f.room;
     mt__split s = mt__split_batch(&f, k), e = rows[_i].split;
-    ck_assert_msg(s.single == e.single && s.chunks == e.chunks && s.fewest == e.fewest &&
+    ck_assert_msg(s.size == e.size && s.chunks == e.chunks && s.fewest == e.fewest &&
                       s.alone == e.alone && s.discard == e.discard &&
                       s.starts_over == e.starts_over,
-                  "%s: {%zu, %zu, %zu, %d, %d, %d}", rows[_i].name, s.single, s.chunks, s.fewest,
+                  "%s: {%zu, %zu, %zu, %d, %d, %d}", rows[_i].name, s.size, s.chunks, s.fewest,
                   s.alone, s.discard, s.starts_over);
     mt__kind_free(other);
     mt__kind_free(k);
