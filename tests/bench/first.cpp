@@ -5,19 +5,23 @@
  *
  *     first  network=... fits=... time=... ooms=... discarded=... time_second=... ooms_second=... discarded_second=...
  *
- * Every step is a process of its own. The best chunks are looked for first; then the three take turns, and the least time of
- * each counts. At most 1.3, 1 OOM, 2 samples; the second run 1.02, none, none. The name of a network as an argument, and how
- * many samples fit, run that alone.
+ * Every step is a process of its own. The best chunks are looked for first; where layers normalise, among those of at least 8
+ * samples, as the policy's, or the largest that fit. Then the three take turns, and the least time of each counts. At most 1.3,
+ * 1 OOM, 2 samples; the second run 1.02, none, none. The name of a network as an argument, and how many samples fit, run that
+ * alone.
  */
 #include "networks/networks.hpp"
 #include "process.hpp"
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstring>
 #include <string>
 
 #include <unistd.h>
+
+#include "tuned.h" /* last: its macros have short names */
 
 namespace {
 
@@ -130,7 +134,9 @@ bool race(const char *program, int index, size_t fits) {
     if (file < 0) bench::give_up("mkstemp");
     close(file);
     /* Each number of chunks of which the largest fits. */
-    size_t least = works[index].network.normalises ? 2 : 1;
+    size_t fewest = (samples + fits - 1) / fits, largest = (samples + fewest - 1) / fewest;
+    size_t least =
+        works[index].network.normalises ? std::min<size_t>(largest, LEAST_NORMALISED) : 1;
     double fastest = INFINITY;
     for (size_t size = fits; size >= least; size--) {
         if (size < fits && (samples + size - 1) / size == (samples + size) / (size + 1)) continue;
