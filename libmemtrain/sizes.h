@@ -42,7 +42,7 @@ static inline int mt__can_be_cut(size_t samples, size_t least, size_t most) {
     return samples >= least && mt__ceil_div(samples, samples / least) <= most;
 }
 
-/* A chunk of so many samples took so long. Where there is no place the size that did not run for longest is forgotten. */
+/* A chunk of so many samples took so long, both above 0. Where there is no place the size that did not run for longest is forgotten. */
 void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds);
 
 /* Seconds that were measured of a chunk of exactly so many samples; 0: none. */

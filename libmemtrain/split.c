@@ -89,8 +89,8 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     tried.even = whole ? f->rest : 0;
     /* Without a clock nothing is to be known. Where not even the smallest is known to fit, it is tried alone. */
     int is_tried = !f->is_cut && sizes->count && fits >= small;
-    /* What a tried chunk leaves has sizes that ran: others would be set up for this batch alone. */
     size_t next = is_tried ? mt__sizes_next(sizes, &tried, f->rest, f->ran) : 0;
+    /* What a tried chunk leaves has sizes that ran: others would be set up for this batch alone. */
     int is_left = is_tried && f->ran && !next && !whole;
     size_t size = is_left ? mt__sizes_that_ran(sizes, &tried, f->rest) : next;
 

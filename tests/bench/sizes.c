@@ -153,7 +153,6 @@ int main(void) {
 
     is_well &= report(48, 0, 6, 1.022, 1.4);
     is_well &= report(100, 0, 6, 1.022, 1.4);
-    is_well &=
-        report(96, 7, 7, 1.012, 1.1); /* smaller than a quarter of what fits are the fastest */
+    is_well &= report(96, 7, 7, 1.012, 1.1); /* 100 leave 4, which measure small sizes too */
     return is_well ? EXIT_SUCCESS : EXIT_FAILURE;
 }
